@@ -1,0 +1,432 @@
+"""The norms as functions, with `torch.nn.functional`'s positional arguments.
+
+Layers with parameters and buffers are in `nn`. Every function refuses what it cannot do right, with a
+sentence, before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from math import isfinite
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from normalcy import autograd, spec
+from normalcy.axes import Layout, Role
+from normalcy.errors import ArgumentError, ShapeError, TooFewValuesError, TypeMismatchError
+from normalcy.kernels.contract import Stats, compute_dtype
+from normalcy.kernels.pick import pick
+from normalcy.moments import Moments
+from normalcy.statistics import Batch, Running, Source, Stored
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize", "rms_norm"]
+
+_P = ParamSpec("_P")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _overridable(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """Let tensor subclasses and torch-function modes see the call, as PyTorch's own functions do."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if has_torch_function(tensors):
+            seen: Tensor = handle_torch_function(call, tensors, *args, **kwargs)
+            return seen
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_overridable
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize each channel over the batch and space.
+
+        y = (x − mean)/√(var + eps)·weight + bias,   var = Σ(x − mean)²/n over all axes but 1
+
+    With `training` the statistics are the batch's, and `running_mean` and `running_var` (if given) take
+    them in, in place: running ← (1 − momentum)·running + momentum·new, the variance unbiased. Without it
+    they are the running ones and nothing changes.
+
+    Args:
+        x: (examples, channels, *space), floating; half precision may have float32 parameters.
+        running_mean: (channels,).
+        running_var: (channels,).
+        weight: γ, (channels,).
+        bias: β, (channels,).
+        training: use the batch's statistics.
+        momentum: the weight of the new value, from 0 to 1.
+        eps: added to the variance, inside the root; positive where statistics come from the batch.
+
+    Returns:
+        y in the shape, memory format and dtype of x. Statistics are summed in float64. An empty batch
+        gives an empty output and updates nothing. A constant channel gives exactly β.
+
+    Raises:
+        ArgumentError: neither statistics nor `training=True`, or a number out of its range.
+        ShapeError: a shape does not fit. TooFewValuesError: one value per channel in training.
+        TypeMismatchError: x is not floating, or dtypes do not go together.
+
+    Source: Ioffe & Szegedy, Batch Normalization, arXiv:1502.03167.
+
+    Example:
+        >>> x = torch.tensor([[2.0], [4.0], [6.0], [8.0]])
+        >>> batch_norm(x, training=True, eps=1e-12).flatten()
+        tensor([-1.3416, -0.4472,  0.4472,  1.3416])
+    """
+    _unit("momentum", momentum)
+    if training:
+        record = _record(running_mean, running_var, momentum)
+        return normalized(x, spec.batch, Batch(record), weight, bias, eps, "batch_norm")
+    if running_mean is None or running_var is None:
+        raise ArgumentError(
+            "batch_norm got training=False and no running statistics",
+            "either training=True (the batch's statistics) or running_mean and running_var",
+            "say which of the two is meant",
+        )
+    stored = Stored(running_mean, running_var)
+    return normalized(x, spec.batch, stored, weight, bias, eps, "batch_norm")
+
+
+@_overridable
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize each example over its last axes.
+
+        y = (x − mean)/√(var + eps)·weight + bias,   mean and var over the axes of `normalized_shape`
+
+    Args:
+        x: (..., *normalized_shape), floating.
+        normalized_shape: the extents of the last axes, which are averaged over.
+        weight: of shape `normalized_shape`.
+        bias: of shape `normalized_shape`.
+        eps: added to the variance, inside the root.
+
+    Raises:
+        ShapeError: the last axes of x are not `normalized_shape`, or a parameter's shape differs.
+
+    Source: Ba, Kiros & Hinton, Layer Normalization, arXiv:1607.06450.
+
+    Example:
+        >>> layer_norm(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), 4, eps=1e-12)
+        tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
+    """
+    shape = _trailing(x, normalized_shape, "layer_norm")
+    return normalized(x, spec.layer(len(shape)), Batch(), weight, bias, eps, "layer_norm")
+
+
+@_overridable
+def rms_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Divide each example by its root mean square over the last axes.
+
+        y = x/√(E[x²] + eps)·weight
+
+    Args:
+        x: (..., *normalized_shape), floating.
+        normalized_shape: the extents of the last axes, which are averaged over.
+        weight: of shape `normalized_shape`.
+        eps: inside the root; None: the machine epsilon of the dtype computed in (float32 for half).
+
+    Raises:
+        ShapeError: the last axes of x are not `normalized_shape`, or the weight's shape differs.
+
+    Source: Zhang & Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
+
+    Example:
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), 2)
+        tensor([[0.8485, 1.1314]])
+    """
+    shape = _trailing(x, normalized_shape, "rms_norm")
+    if eps is None:
+        eps = torch.finfo(compute_dtype(x)).eps
+    return normalized(x, spec.rms(len(shape)), Batch(), weight, None, eps, "rms_norm")
+
+
+@_overridable
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize each group of channels of each example, over the group's channels and space.
+
+    Args:
+        x: (examples, channels, *space), floating.
+        num_groups: how many groups; must divide the channels.
+        weight: (channels,). bias: (channels,).
+        bias: (channels,).
+        eps: added to the variance, inside the root.
+
+    Raises:
+        ShapeError: the channels do not divide into the groups, or a parameter's shape differs.
+
+    Source: Wu & He, Group Normalization, arXiv:1803.08494.
+
+    Example:
+        >>> group_norm(torch.tensor([[1.0, 3.0, 5.0, 9.0]]), 2)
+        tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
+    """
+    return normalized(x, spec.group(num_groups), Batch(), weight, bias, eps, "group_norm")
+
+
+@_overridable
+def instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize each channel of each example over space.
+
+    With `use_input_stats`, running statistics (if given) take in the batch's average of the examples'
+    means and unbiased variances. Without it the running ones serve, as they do for batch norm.
+
+    Args:
+        x: (examples, channels, *space), floating.
+        running_mean: (channels,).
+        running_var: (channels,).
+        weight: (channels,).
+        bias: (channels,).
+        use_input_stats: each instance's own statistics; False: the running ones.
+        momentum: the weight of the new value, from 0 to 1.
+        eps: added to the variance, inside the root.
+
+    Raises:
+        ArgumentError: neither running statistics nor `use_input_stats`.
+        ShapeError: a shape does not fit. TooFewValuesError: one value per channel and example.
+
+    Source: Ulyanov, Vedaldi & Lempitsky, Instance Normalization, arXiv:1607.08022.
+
+    Example:
+        >>> instance_norm(torch.tensor([[[2.0, 4.0], [1.0, 9.0]]]))
+        tensor([[[-1.0000,  1.0000],
+                 [-1.0000,  1.0000]]])
+    """
+    _unit("momentum", momentum)
+    if use_input_stats:
+        record = _record(running_mean, running_var, momentum)
+        return normalized(x, spec.instance, Batch(record), weight, bias, eps, "instance_norm")
+    if running_mean is None or running_var is None:
+        raise ArgumentError(
+            "instance_norm got use_input_stats=False and no running statistics",
+            "either use_input_stats=True or running_mean and running_var",
+            "say which of the two is meant",
+        )
+    stored = Stored(running_mean, running_var)
+    return normalized(x, spec.instance, stored, weight, bias, eps, "instance_norm")
+
+
+@_overridable
+def normalize(
+    x: Tensor,
+    norm: spec.Norm,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    source: Source | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize by any `spec.Norm`: what every other function here is a row of.
+
+    Args:
+        x: floating, of a shape that `norm.axes` resolves.
+        norm: axes × sources × centred or not.
+        weight: as many values as the parameter axes have.
+        bias: the same.
+        source: `statistics.Batch` (default) or `statistics.Stored`.
+        eps: added to the variance, inside the root.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 3.0], [5.0, 9.0]]).reshape(1, 2, 1, 2)
+        >>> normalize(x, spec.channels).flatten()
+        tensor([-1.0000, -1.0000,  1.0000,  1.0000])
+    """
+    return normalized(x, norm, source or Batch(), weight, bias, eps, f"{norm.name} norm")
+
+
+def normalized(
+    x: Tensor,
+    norm: spec.Norm,
+    source: Source,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    who: str,
+) -> Tensor:
+    """What functions and layers share: check, collect, choose the source, apply, record.
+
+    `who` names the caller in errors. Running statistics change last, after everything that can fail.
+    """
+    _check_input(x, who)
+    layout = norm.axes.resolve(tuple(x.shape))
+    _check_parameters(x, layout, weight, bias, who)
+    if not (isfinite(eps) and eps >= 0):
+        raise ArgumentError(f"{who} got eps={eps}", "a finite number, zero or more")
+    record = source.record if isinstance(source, Batch) else None
+    stored = (source.mean, source.var) if isinstance(source, Stored) else ()
+    kept = (record.mean, record.var) if record else stored
+    if kept:
+        _check_statistics(kept, x, layout, who)
+    if isinstance(source, Stored):
+        stats = _stored_stats(source, x, eps)
+        return autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
+    _check_values(x, norm, layout, eps, who)
+    moments = pick(x).collect(x, layout)
+    stats = finish(moments, eps, center=norm.center)
+    y = autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
+    if record:
+        record.update(_by_channel(moments, layout, outlives=norm.axes.outlives_example))
+    return y
+
+
+def finish(moments: Moments, eps: float, *, center: bool) -> Stats:
+    """Mean and rstd = 1/√(var + eps); without centring 1/√(E[x²] + eps), E[x²] = var + mean²."""
+    var = moments.var()
+    if center:
+        return Stats(moments.mean, (var + eps).rsqrt(), moments.count)
+    return Stats(None, (var + moments.mean.square() + eps).rsqrt(), moments.count)
+
+
+def _stored_stats(source: Stored, x: Tensor, eps: float) -> Stats:
+    """Copies, so that a later update of the buffers cannot change a gradient."""
+    shape = (1, -1, *([1] * (x.dim() - 2)))
+    mean = source.mean.detach().to(torch.float64, copy=True).reshape(shape)
+    return Stats(mean, (source.var.detach().double().reshape(shape) + eps).rsqrt(), None)
+
+
+def _by_channel(moments: Moments, layout: Layout, *, outlives: bool) -> Moments:
+    """Of shape (channels,), or (examples, channels) where each example has statistics of its own."""
+    shape = (-1,) if outlives else (layout.statistic[0], layout.statistic[1])
+    return Moments(moments.count.reshape(shape), moments.mean.reshape(shape), moments.m2.reshape(shape))
+
+
+def _record(mean: Tensor | None, var: Tensor | None, momentum: float) -> Running | None:
+    if mean is None and var is None:
+        return None
+    if mean is None or var is None:
+        raise ArgumentError("one of running_mean and running_var", "both, or neither")
+    return Running(mean, var, momentum=momentum)
+
+
+def _unit(what: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ArgumentError(f"{what}={value}", "a number from 0 to 1, the weight of the new value")
+
+
+def _trailing(x: Tensor, normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]:
+    _check_input(x, who)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape:
+        raise ShapeError(f"{who} got an empty normalized_shape", "at least one axis")
+    if tuple(x.shape[-len(shape) :]) != shape:
+        raise ShapeError(
+            f"{who} got an input of shape {tuple(x.shape)}", f"(..., {', '.join(map(str, shape))})"
+        )
+    return shape
+
+
+def _check_input(x: Any, who: str) -> None:
+    if not isinstance(x, Tensor):
+        if type(x).__module__.startswith("torch.fx"):
+            raise TypeMismatchError(
+                f"{who} is being traced by torch.fx, which would lose its parameters and mode",
+                "PyTorch's own layer",
+                "call normalcy.nn.release(model) before tracing",
+            )
+        raise TypeMismatchError(f"{who} got {type(x).__name__}", "a torch.Tensor")
+    if not x.is_floating_point():
+        raise TypeMismatchError(
+            f"{who} got an input of {x.dtype}", "a floating dtype", "convert it, as with x.float()"
+        )
+
+
+def _check_parameters(
+    x: Tensor, layout: Layout, weight: Tensor | None, bias: Tensor | None, who: str
+) -> None:
+    shape = tuple(layout.parameter[i] for i, role in enumerate(layout.roles) if _varies(role, layout))
+    if Role.GROUP in layout.roles:
+        shape = (layout.parameter[1] * layout.parameter[2],)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is None:
+            continue
+        if tuple(parameter.shape) != shape:
+            raise ShapeError(
+                f"{who} got {name} of shape {tuple(parameter.shape)} for an input of shape {tuple(x.shape)}",
+                f"{shape}",
+            )
+        _check_dtype(name, parameter, x, who)
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        raise TypeMismatchError(
+            f"{who} got weight of {weight.dtype} and bias of {bias.dtype}", "one dtype for both"
+        )
+
+
+def _varies(role: Role, layout: Layout) -> bool:
+    return role is (Role.FEATURE if Role.FEATURE in layout.roles else Role.CHANNEL)
+
+
+def _check_dtype(name: str, parameter: Tensor, x: Tensor, who: str) -> None:
+    if parameter.dtype == x.dtype or (x.dtype in _HALF and parameter.dtype == torch.float32):
+        return
+    wide = " or torch.float32" if x.dtype in _HALF else ""
+    raise TypeMismatchError(
+        f"{who} got {name} of {parameter.dtype} for an input of {x.dtype}",
+        f"{name} of {x.dtype}{wide}",
+        "convert the input or the layer",
+    )
+
+
+def _check_statistics(kept: tuple[Tensor, ...], x: Tensor, layout: Layout, who: str) -> None:
+    channels = layout.shape[1]
+    for name, buffer in zip(("running_mean", "running_var"), kept, strict=True):
+        if tuple(buffer.shape) != (channels,):
+            raise ShapeError(
+                f"{who} got {name} of shape {tuple(buffer.shape)} for an input of shape {tuple(x.shape)}",
+                f"({channels},), one for each channel (axis 1)",
+                "is the input channels-last?" if buffer.shape[:1] == x.shape[-1:] else "",
+            )
+        _check_dtype(name, buffer, x, who)
+
+
+def _check_values(x: Tensor, norm: spec.Norm, layout: Layout, eps: float, who: str) -> None:
+    if norm.name in ("batch", "instance") and eps == 0 and x.numel():
+        raise ArgumentError(
+            f"{who} got eps=0 with statistics from the data", "eps > 0, since a channel may be constant"
+        )
+    examples = x.shape[0] if norm.name == "group" else 1
+    if norm.name in ("batch", "instance", "group") and layout.values * examples == 1:
+        per = {"batch": "channel", "instance": "channel and example", "group": "group"}[norm.name]
+        raise TooFewValuesError(
+            f"{who} got one value per {per}: an input of shape {tuple(x.shape)}",
+            f"at least two values per {per} for batch statistics",
+            "use a larger batch, drop_last=True, group or layer norm, or call .eval()",
+        )

@@ -1,0 +1,1 @@
+"""The backends: one file each, four verbs, chosen in `pick`. Kernels know nothing of modes or momentum."""

@@ -1,0 +1,66 @@
+"""A normalizer as a value: axes × where statistics come from × centred or not.
+
+A named norm is a row of the table at the end. Parameters, eps and buffers are read at call time and are not
+part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+
+from normalcy.axes import OVER_BATCH, OVER_CHANNELS, OVER_SPACE, Axes, over_features, over_groups
+
+
+class Origin(Enum):
+    """Where the statistics come from. "Train" and "eval" are nothing but this choice."""
+
+    DATA = "data"
+    STORED = "stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One normalizer.
+
+    Attributes:
+        name: the field's word for it.
+        axes: which values share a statistic.
+        train: where statistics come from in training mode.
+        infer: where they come from in evaluation mode.
+        center: subtract the mean; False: divide by the root mean square.
+
+    Example:
+        >>> batch.infer, layer(1).infer, rms(1).center
+        (<Origin.STORED: 'stored'>, <Origin.DATA: 'data'>, False)
+    """
+
+    name: str
+    axes: Axes
+    train: Origin = Origin.DATA
+    infer: Origin = Origin.DATA
+    center: bool = True
+
+
+batch = Norm("batch", OVER_BATCH, infer=Origin.STORED)
+instance = Norm("instance", OVER_SPACE)
+channels = Norm("layer", OVER_CHANNELS)  # layer norm over the channels of each position (NCHW)
+
+
+@lru_cache(maxsize=256)
+def layer(features: int) -> Norm:
+    """Layer norm over the last `features` axes."""
+    return Norm("layer", over_features(features))
+
+
+@lru_cache(maxsize=256)
+def rms(features: int) -> Norm:
+    """RMS norm over the last `features` axes: layer norm without the mean."""
+    return replace(layer(features), name="rms", center=False)
+
+
+@lru_cache(maxsize=256)
+def group(groups: int) -> Norm:
+    """Group norm with this many groups of channels."""
+    return Norm("group", over_groups(groups))
