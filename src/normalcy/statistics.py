@@ -6,6 +6,7 @@ monoid: what pools is `Moments`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -132,6 +133,20 @@ def weight_left(momentum: float, k: int) -> float:
         0.7407
     """
     return float((1 - momentum) ** k)
+
+
+def warm_count(momentum: float) -> int:
+    """The number of updates after which the initial state weighs less than float64 can tell from nothing.
+
+    What a counter is set to where statistics no longer hold anything of the initial state.
+
+    Example:
+        >>> warm_count(0.1), weight_left(0.1, warm_count(0.1)) < 2**-53
+        (349, True)
+    """
+    if momentum >= 1:
+        return 1
+    return math.floor(53 * math.log(2) / -math.log1p(-momentum)) + 1 if momentum > 0 else 0
 
 
 def debiased(running: Tensor, initial: float, left: float) -> Tensor:

@@ -1,0 +1,178 @@
+"""`examine`: gather the evidence, let every rule look at it, and return what they found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from normalcy import case, flow
+from normalcy.case import Call
+from normalcy.doctor.evidence import Evidence, Norm
+from normalcy.doctor.findings import SEVERITIES, Examination, Examined, Finding, Loss
+from normalcy.doctor.rules import RULES
+from normalcy.errors import ArgumentError, TooFewValuesError
+from normalcy.measure import (
+    Gap,
+    Measured,
+    Progress,
+    Sample,
+    gap,
+    mean_loss,
+    measure,
+    on_batch_statistics,
+    sample,
+    tracking,
+)
+from normalcy.measure import Loss as LossFunction
+from normalcy.sites import Sites, find, kind_of
+
+
+def examine(
+    model: nn.Module,
+    data: Any = None,
+    *,
+    loss: LossFunction | None = None,
+    call: Call | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    judge_on: Any = None,
+    progress: Progress | None = None,
+) -> Examination:
+    """Examine a model's normalization: what is wrong, where, by which numbers, why, and what to do.
+
+    The model is left as it was: modes, parameters, buffers and random state. Without `data` only what
+    stands in the model is examined. With data a forward pass is recorded (who feeds whom), the actual
+    statistics are pooled over all batches with only the norms on batch statistics, and each layer's
+    train/eval gap is measured.
+
+    Args:
+        model: any module that runs.
+        data: a tensor, dict or tuple is one batch; a loader, generator or list is batches.
+        loss: `loss(output, batch)`, a mean over the batch; then the loss is measured with either source.
+        call: `call(model, batch)`, where the model does not take the batch, or the first element of a tuple.
+        optimizer: examined for weight decay on the norms' parameters.
+        judge_on: other data to measure the loss on (held out); `data` if not given.
+        progress: `progress(what, done, of)`.
+
+    Returns:
+        An `Examination`: `.findings` (most severe first), `.sites`, `.unrecognized`, `.not_seen`, `.loss`.
+
+    Raises:
+        ArgumentError: the model is no module.
+        DataError: the data cannot be used.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+        >>> [f.code for f in examine(model, torch.randn(64, 4) + 3).findings]
+        ['initial-statistics', 'dead-bias']
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"a {type(model).__name__}", "a torch.nn.Module", "give the model itself")
+    if data is None:
+        return _judge(Evidence(model, _norms(model, None), optimizer=optimizer), (), {}, ())
+    data = case.replayable(data)
+    first = next(iter(case.batches(data)))
+    with on_batch_statistics(model, {}):
+        recorded = flow.record(model, lambda: case.run(model, first, call))
+    sites = find(model, recorded)
+    norms = _norms(model, sites)
+    tracked = tracking(model, [norm.where for norm in norms if norm.site is not None])
+    measured, notes = _measure(model, tracked, data, call, progress)
+    gaps = {path: _gap(tracked[path], found) for path, found in measured.items()}
+    losses = None
+    if loss is not None:
+        judged = data if judge_on is None else judge_on
+        losses = _losses(model, judged, loss, tracked if measured else {}, call)
+    norms = tuple(
+        replace(norm, measured=measured.get(norm.where), gap=gaps.get(norm.where)) for norm in norms
+    )
+    samples = _samples(model, tracked, gaps, first, call)
+    return _judge(Evidence(model, norms, sites, optimizer, losses), recorded.not_seen, samples, notes)
+
+
+def _norms(model: nn.Module, sites: Sites | None) -> tuple[Norm, ...]:
+    """Every known norm: those that ran, in the order of the pass, then those that did not."""
+    seen = {id(site.module) for site in sites or () if site.module is not None}
+    ran = [Norm(site.where, site.module, site.kind, site) for site in sites or ()]
+    rest = [
+        Norm(path, module, kind)
+        for path, module in model.named_modules()
+        if (kind := kind_of(module)) is not None and id(module) not in seen
+    ]
+    return (*ran, *rest)
+
+
+def _measure(
+    model: nn.Module,
+    tracked: dict[str, _BatchNorm],
+    data: Any,
+    call: Call | None,
+    progress: Progress | None,
+) -> tuple[dict[str, Measured], tuple[str, ...]]:
+    """Measurements, or none and a sentence why where batch statistics cannot be had."""
+    if not tracked:
+        return {}, ()
+    try:
+        return measure(model, tracked, case.batches(data), call=call, progress=progress), ()
+    except TooFewValuesError as error:
+        return {}, (f"No statistics were measured: {error}",)
+
+
+def _gap(norm: Any, measured: Measured) -> Gap:
+    return gap(measured.actual, norm.running_mean, norm.running_var, norm.eps)
+
+
+def _losses(
+    model: nn.Module, data: Any, loss: LossFunction, tracked: dict[str, _BatchNorm], call: Call | None
+) -> Loss:
+    return Loss(
+        eval=mean_loss(model, case.batches(data), loss, norms={}, call=call),
+        batch=mean_loss(model, case.batches(data), loss, norms=tracked, call=call),
+    )
+
+
+def _samples(
+    model: nn.Module, tracked: dict[str, _BatchNorm], gaps: dict[str, Gap], batch: Any, call: Call | None
+) -> dict[str, Sample]:
+    channels = {path: found.channel for path, found in gaps.items()}
+    return sample(model, tracked, channels, batch, call=call) if channels else {}
+
+
+def _judge(
+    evidence: Evidence, not_seen: tuple[Any, ...], samples: dict[str, Sample], notes: tuple[str, ...]
+) -> Examination:
+    findings: list[Finding] = [finding for rule in RULES for finding in rule.check(evidence)]
+    findings.sort(key=lambda finding: -SEVERITIES.index(finding.severity))  # stable: rules keep their order
+    return Examination(
+        findings=tuple(findings),
+        sites=tuple(_examined(norm, samples.get(norm.where)) for norm in evidence.norms),
+        unrecognized=evidence.sites.unrecognized if evidence.sites else (),
+        not_seen=not_seen,
+        loss=evidence.loss,
+        notes=notes,
+    )
+
+
+def _examined(norm: Norm, taken: Sample | None) -> Examined:
+    module = norm.module
+    channels = norm.site.channels if norm.site else None
+    if channels is None and norm.stored is not None:
+        channels = norm.stored[0].numel()
+    return Examined(
+        where=norm.where,
+        kind=norm.kind,
+        cls=norm.site.cls if norm.site else type(module).__name__,
+        channels=channels,
+        mode=None if module is None else ("train" if module.training else "eval"),
+        momentum=norm.momentum,
+        eps=getattr(module, "eps", None),
+        updates=norm.updates,
+        weight_left=norm.weight_left,
+        calls=norm.site.calls if norm.site else None,
+        values=norm.values,
+        gap=norm.gap,
+        sample=taken,
+    )

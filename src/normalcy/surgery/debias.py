@@ -1,0 +1,100 @@
+"""Debiasing: the initial state's weight divided out of running statistics, without data.
+
+Only an exponential average that started at mean 0 and variance 1 can be debiased. With data, `recalibrate`
+is better; never do both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from normalcy.conventions import TORCH
+from normalcy.errors import ArgumentError
+from normalcy.report import Item, Report
+from normalcy.statistics import debiased, warm_count, weight_left
+
+_NOTHING_LEFT = 2.0**-24
+
+
+def debias(model: nn.Module, momentum: float | None = None) -> Report:
+    """Divide the initial state out of each layer's running statistics, in place.
+
+        left = (1 − m)ᵏ,   mean ← running_mean/(1 − left),   var ← (running_var − left)/(1 − left)
+
+    m is the layer's momentum (the weight of the new value) and k its `num_batches_tracked`. What remains is
+    the weighted average of what was seen. The counter then becomes a number at which the initial state weighs
+    nothing, so that a second call, also on the saved and loaded model, changes nothing.
+
+    Args:
+        model: changed in place.
+        momentum: the momentum the statistics were kept with, where the layers' own has been changed since.
+
+    Returns:
+        A report; `refused` has the layers without a count or a fixed momentum, those that saw nothing, and
+        those whose numbers show that they are no such average.
+
+    Raises:
+        ArgumentError: momentum is not in (0, 1].
+
+    Source: Kingma & Ba, Adam, arXiv:1412.6980, section 3, for the correction.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(1, momentum=0.1)
+        >>> _ = norm(torch.tensor([[9.0], [11.0]]))
+        >>> report = debias(norm)
+        >>> norm.running_mean, norm.running_var
+        (tensor([10.]), tensor([2.0000]))
+    """
+    if momentum is not None and not 0 < momentum <= 1:
+        raise ArgumentError(f"momentum={momentum}", "the weight of the new value, above 0 and up to 1")
+    report = Report(model)
+    for path, module in model.named_modules():
+        if not isinstance(module, _NormBase) or module.running_mean is None or module.running_var is None:
+            continue
+        why, new = _finished(module, momentum)
+        if new is None:
+            report.refused.append(Item(path, why))
+            continue
+        with torch.no_grad():
+            module.running_mean.copy_(new[0])
+            module.running_var.copy_(new[1])
+            module.num_batches_tracked.fill_(warm_count(momentum or module.momentum))  # type: ignore[union-attr,arg-type]
+        report.done.append(Item(path, why))
+    if not report.done and not report.refused:
+        report.notes.append("no layer with running statistics to debias")
+    return report
+
+
+def _finished(norm: _NormBase, momentum: float | None) -> tuple[str, tuple[Tensor, Tensor] | None]:
+    """A sentence on what is done or why not, and the debiased mean and variance."""
+    m = norm.momentum if momentum is None else momentum
+    if norm.num_batches_tracked is None:
+        return "it does not count its updates, so that the weight of the initial state is unknown", None
+    if getattr(norm, "convention", TORCH).debias:
+        return "its statistics are debiased already, at every update", None
+    if m is None:
+        return "a cumulative average (momentum=None) holds nothing of the initial state", None
+    k = int(norm.num_batches_tracked)
+    if k == 0 or m == 0:
+        return (
+            f"nothing was taken in ({k} updates with momentum {m}), so that nothing is left to recover",
+            None,
+        )
+    left = weight_left(m, k)
+    if left < _NOTHING_LEFT:
+        return f"after {k} updates with momentum {m} nothing is left of the initial state", None
+    mean, var = norm.running_mean, norm.running_var
+    if mean is None or var is None or not bool(mean.isfinite().all() and var.isfinite().all()):
+        return "its statistics are not finite", None
+    new = debiased(mean, 0.0, left), debiased(var, 1.0, left)
+    # one rounding of the stored value, magnified by the division
+    slack = torch.finfo(var.dtype).eps * left / (1 - left)
+    if bool((new[1] < -slack).any()):
+        no_average = f"no average with momentum {m} over {k} updates from 1"
+        return f"a variance below the initial state's share of {left:.3g} shows that it is {no_average}", None
+    return f"the initial state weighed {left:.3g} after {k} updates with momentum {m}", (
+        new[0],
+        new[1].clamp(min=0),
+    )

@@ -1,0 +1,129 @@
+"""Recalibration: running statistics replaced by the pooled statistics of given data.
+
+Needs data. Where there are none, but the statistics are an average that has not warmed up, see `debias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from normalcy import case
+from normalcy.case import Call
+from normalcy.errors import ArgumentError
+from normalcy.measure import Measured, Progress, measure, tracking
+from normalcy.report import Item, Report
+from normalcy.statistics import warm_count
+
+
+def recalibrate(
+    model: nn.Module,
+    batches: Any,
+    *,
+    correction: int = 1,
+    call: Call | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Give each batch norm the statistics of `batches`, pooled over all of them, in place.
+
+        running_mean ← mean,   running_var ← M2/(n − correction)
+
+    n, mean and M2 are of all values of a channel in all batches: weighted by count, the spread between
+    batches included. Only norm layers switch mode for the pass (dropout stays off); modes, random state and
+    everything else are restored, also when the pass fails, and then no statistic has changed.
+    `num_batches_tracked` becomes the number of batches where the average is cumulative; otherwise a count at
+    which the initial state weighs nothing, since it does weigh nothing now.
+
+    Args:
+        model: changed in place. A norm in evaluation mode in a model that trains is frozen, and left.
+        batches: as `doctor.examine` takes data: one batch (tensor, dict or tuple) or an iterable of batches.
+        correction: 1 stores the unbiased variance, as PyTorch does; 0 the biased one.
+        call: `call(model, batch)`, where the model does not take the batch or its first element.
+        progress: `progress(what, done, of)` after each batch.
+
+    Returns:
+        A report; `refused` has the norms that the data do not reach, that got values that are not finite,
+        or whose buffers cannot hold the result.
+
+    Raises:
+        DataError: there is no batch, or the model fails on one.
+        TooFewValuesError: a norm gets one value per channel.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(1)
+        >>> report = recalibrate(norm, iter([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])]))
+        >>> norm.running_mean, norm.running_var
+        (tensor([3.]), tensor([6.6667]))
+    """
+    if correction not in (0, 1):
+        raise ArgumentError(f"correction={correction}", "0 (biased) or 1 (unbiased, PyTorch's store)")
+    report = Report(model)
+    norms = tracking(model, [path for path, _ in model.named_modules()])
+    _refuse_the_rest(model, norms, report)
+    if not norms:
+        report.notes.append("no batch norm with running statistics to recalibrate")
+        return report
+    stream: Iterable[Any] = case.batches(batches)
+    measured = measure(model, norms, stream, call=call, progress=progress)
+    ready = []
+    for path, norm in norms.items():
+        found = measured.get(path)
+        why, new = _finished(norm, found, correction)
+        if why:
+            report.refused.append(Item(path, why))
+        elif found and new:
+            ready.append((path, norm, found, new))
+    with torch.no_grad():
+        for path, norm, found, (mean, var) in ready:
+            _write(norm, mean, var, found)
+            n = int(found.actual.count.max())
+            report.done.append(Item(path, f"pooled over {n} values per channel in {found.calls} batches"))
+    return report
+
+
+def _refuse_the_rest(model: nn.Module, norms: dict[str, _BatchNorm], report: Report) -> None:
+    for path, module in model.named_modules():
+        if path in norms or getattr(module, "running_mean", None) is None:
+            continue
+        if isinstance(module, _InstanceNorm):
+            why = "an instance norm stores the average of its instances' variances, which pooling is not"
+        elif isinstance(module, _BatchNorm):
+            why = "frozen: in evaluation mode while the model trains"
+        else:
+            why = f"{type(module).__name__} keeps running statistics, but is no batch norm that is known"
+        report.refused.append(Item(path, why))
+
+
+def _finished(
+    norm: _BatchNorm, found: Measured | None, correction: int
+) -> tuple[str, tuple[Tensor, Tensor] | None]:
+    if found is None:
+        return "the data never reach it", None
+    mean, var = found.actual.mean, found.actual.var(correction)
+    if not bool(mean.isfinite().all() and var.isfinite().all()):
+        bad = int((~(mean.isfinite() & var.isfinite())).sum())
+        return f"its input is not finite in {bad} of {mean.numel()} channels", None
+    for name, value in (("running_mean", mean), ("running_var", var)):
+        buffer = getattr(norm, name)
+        top = torch.finfo(buffer.dtype).max
+        if float(value.abs().max()) > top:
+            return f"{name} of {buffer.dtype} cannot hold {float(value.abs().max()):.4g}", None
+    return "", (mean, var)
+
+
+def _write(norm: Any, mean: Tensor, var: Tensor, found: Measured) -> None:
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(var)
+    if hasattr(norm, "num_values_tracked"):
+        norm.num_values_tracked.copy_(found.actual.count.max())
+    if norm.num_batches_tracked is None:
+        return
+    if norm.momentum is None:
+        norm.num_batches_tracked.fill_(found.calls)
+    else:
+        norm.num_batches_tracked.clamp_(min=warm_count(norm.momentum))
