@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from math import isfinite
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from normalcy import autograd, spec
-from normalcy.axes import Layout, Role
-from normalcy.errors import ArgumentError, ShapeError, TooFewValuesError, TypeMismatchError
+from normalcy import autograd, checks, spec
+from normalcy.axes import Layout
+from normalcy.errors import ArgumentError
 from normalcy.kernels.contract import Stats, compute_dtype
 from normalcy.kernels.pick import pick
 from normalcy.moments import Moments
@@ -26,7 +26,6 @@ from normalcy.statistics import Batch, Running, Source, Stored
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize", "rms_norm"]
 
 _P = ParamSpec("_P")
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _overridable(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
@@ -88,7 +87,7 @@ def batch_norm(
         >>> batch_norm(x, training=True, eps=1e-12).flatten()
         tensor([-1.3416, -0.4472,  0.4472,  1.3416])
     """
-    _unit("momentum", momentum)
+    checks.unit_interval("momentum", momentum)
     if training:
         record = _record(running_mean, running_var, momentum)
         return normalized(x, spec.batch, Batch(record), weight, bias, eps, "batch_norm")
@@ -130,7 +129,7 @@ def layer_norm(
         >>> layer_norm(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), 4, eps=1e-12)
         tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    shape = _trailing(x, normalized_shape, "layer_norm")
+    shape = checks.trailing_shape(x, normalized_shape, "layer_norm")
     return normalized(x, spec.layer(len(shape)), Batch(), weight, bias, eps, "layer_norm")
 
 
@@ -160,7 +159,7 @@ def rms_norm(
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), 2)
         tensor([[0.8485, 1.1314]])
     """
-    shape = _trailing(x, normalized_shape, "rms_norm")
+    shape = checks.trailing_shape(x, normalized_shape, "rms_norm")
     if eps is None:
         eps = torch.finfo(compute_dtype(x)).eps
     return normalized(x, spec.rms(len(shape)), Batch(), weight, None, eps, "rms_norm")
@@ -232,7 +231,7 @@ def instance_norm(
         tensor([[[-1.0000,  1.0000],
                  [-1.0000,  1.0000]]])
     """
-    _unit("momentum", momentum)
+    checks.unit_interval("momentum", momentum)
     if use_input_stats:
         record = _record(running_mean, running_var, momentum)
         return normalized(x, spec.instance, Batch(record), weight, bias, eps, "instance_norm")
@@ -286,20 +285,20 @@ def normalized(
 
     `who` names the caller in errors. Running statistics change last, after everything that can fail.
     """
-    _check_input(x, who)
+    checks.check_input(x, who)
     layout = norm.axes.resolve(tuple(x.shape))
-    _check_parameters(x, layout, weight, bias, who)
+    checks.check_parameters(x, layout, weight, bias, who)
     if not (isfinite(eps) and eps >= 0):
         raise ArgumentError(f"{who} got eps={eps}", "a finite number, zero or more")
     record = source.record if isinstance(source, Batch) else None
     stored = (source.mean, source.var) if isinstance(source, Stored) else ()
     kept = (record.mean, record.var) if record else stored
     if kept:
-        _check_statistics(kept, x, layout, who)
+        checks.check_statistics(kept, x, layout, who)
     if isinstance(source, Stored):
         stats = _stored_stats(source, x, eps)
         return autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
-    _check_values(x, norm, layout, eps, who)
+    checks.check_values(x, norm, layout, eps, who)
     moments = pick(x).collect(x, layout)
     stats = finish(moments, eps, center=norm.center)
     y = autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
@@ -335,98 +334,3 @@ def _record(mean: Tensor | None, var: Tensor | None, momentum: float) -> Running
     if mean is None or var is None:
         raise ArgumentError("one of running_mean and running_var", "both, or neither")
     return Running(mean, var, momentum=momentum)
-
-
-def _unit(what: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ArgumentError(f"{what}={value}", "a number from 0 to 1, the weight of the new value")
-
-
-def _trailing(x: Tensor, normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]:
-    _check_input(x, who)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape:
-        raise ShapeError(f"{who} got an empty normalized_shape", "at least one axis")
-    if tuple(x.shape[-len(shape) :]) != shape:
-        raise ShapeError(
-            f"{who} got an input of shape {tuple(x.shape)}", f"(..., {', '.join(map(str, shape))})"
-        )
-    return shape
-
-
-def _check_input(x: Any, who: str) -> None:
-    if not isinstance(x, Tensor):
-        if type(x).__module__.startswith("torch.fx"):
-            raise TypeMismatchError(
-                f"{who} is being traced by torch.fx, which would lose its parameters and mode",
-                "PyTorch's own layer",
-                "call normalcy.nn.release(model) before tracing",
-            )
-        raise TypeMismatchError(f"{who} got {type(x).__name__}", "a torch.Tensor")
-    if not x.is_floating_point():
-        raise TypeMismatchError(
-            f"{who} got an input of {x.dtype}", "a floating dtype", "convert it, as with x.float()"
-        )
-
-
-def _check_parameters(
-    x: Tensor, layout: Layout, weight: Tensor | None, bias: Tensor | None, who: str
-) -> None:
-    shape = tuple(layout.parameter[i] for i, role in enumerate(layout.roles) if _varies(role, layout))
-    if Role.GROUP in layout.roles:
-        shape = (layout.parameter[1] * layout.parameter[2],)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is None:
-            continue
-        if tuple(parameter.shape) != shape:
-            raise ShapeError(
-                f"{who} got {name} of shape {tuple(parameter.shape)} for an input of shape {tuple(x.shape)}",
-                f"{shape}",
-            )
-        _check_dtype(name, parameter, x, who)
-    if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        raise TypeMismatchError(
-            f"{who} got weight of {weight.dtype} and bias of {bias.dtype}", "one dtype for both"
-        )
-
-
-def _varies(role: Role, layout: Layout) -> bool:
-    return role is (Role.FEATURE if Role.FEATURE in layout.roles else Role.CHANNEL)
-
-
-def _check_dtype(name: str, parameter: Tensor, x: Tensor, who: str) -> None:
-    if parameter.dtype == x.dtype or (x.dtype in _HALF and parameter.dtype == torch.float32):
-        return
-    wide = " or torch.float32" if x.dtype in _HALF else ""
-    raise TypeMismatchError(
-        f"{who} got {name} of {parameter.dtype} for an input of {x.dtype}",
-        f"{name} of {x.dtype}{wide}",
-        "convert the input or the layer",
-    )
-
-
-def _check_statistics(kept: tuple[Tensor, ...], x: Tensor, layout: Layout, who: str) -> None:
-    channels = layout.shape[1]
-    for name, buffer in zip(("running_mean", "running_var"), kept, strict=True):
-        if tuple(buffer.shape) != (channels,):
-            raise ShapeError(
-                f"{who} got {name} of shape {tuple(buffer.shape)} for an input of shape {tuple(x.shape)}",
-                f"({channels},), one for each channel (axis 1)",
-                "is the input channels-last?" if buffer.shape[:1] == x.shape[-1:] else "",
-            )
-        _check_dtype(name, buffer, x, who)
-
-
-def _check_values(x: Tensor, norm: spec.Norm, layout: Layout, eps: float, who: str) -> None:
-    if norm.name in ("batch", "instance") and eps == 0 and x.numel():
-        raise ArgumentError(
-            f"{who} got eps=0 with statistics from the data", "eps > 0, since a channel may be constant"
-        )
-    examples = x.shape[0] if norm.name == "group" else 1
-    if norm.name in ("batch", "instance", "group") and layout.values * examples == 1:
-        per = {"batch": "channel", "instance": "channel and example", "group": "group"}[norm.name]
-        raise TooFewValuesError(
-            f"{who} got one value per {per}: an input of shape {tuple(x.shape)}",
-            f"at least two values per {per} for batch statistics",
-            "use a larger batch, drop_last=True, group or layer norm, or call .eval()",
-        )
