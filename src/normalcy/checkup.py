@@ -143,7 +143,7 @@ def run(
     """
     data = case.loader if case.data is None else case.data
 
-    def look() -> Examination:
+    def look(channels: dict[str, int] | None = None) -> Examination:
         return examine(
             case.model,
             data,
@@ -151,12 +151,14 @@ def run(
             call=case.call,
             optimizer=case.optimizer,
             judge_on=judge_on,
+            channels=channels,
             progress=progress,
         )
 
     before = look()
     repair = _fix(case, data, before, progress) if fix else None
-    after = look() if fix else None
+    shown = {site.where: site.sample.channel for site in before.sites if site.sample}
+    after = look(shown) if fix else None  # the same channels, so that the pictures compare
     folded, notes = _folded(case, data) if folding else (None, ())
     return Checkup(target, case, before, repair, after, folded, baselines, notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ def examine(
     call: Call | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     judge_on: Any = None,
+    channels: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Examination:
     """Examine a model's normalization: what is wrong, where, by which numbers, why, and what to do.
@@ -55,6 +57,7 @@ def examine(
         call: `call(model, batch)`, where the model does not take the batch, or the first element of a tuple.
         optimizer: examined for weight decay on the norms' parameters.
         judge_on: other data to measure the loss on (held out); `data` if not given.
+        channels: which channel of a norm to take sample values of; the one with the largest gap if not given.
         progress: `progress(what, done, of)`.
 
     Returns:
@@ -89,7 +92,8 @@ def examine(
     norms = tuple(
         replace(norm, measured=measured.get(norm.where), gap=gaps.get(norm.where)) for norm in norms
     )
-    samples = _samples(model, tracked, gaps, first, call)
+    shown = {path: (channels or {}).get(path, found.channel) for path, found in gaps.items()}
+    samples = sample(model, tracked, shown, first, call=call) if shown else {}
     return _judge(Evidence(model, norms, sites, optimizer, losses), recorded.not_seen, samples, notes)
 
 
@@ -132,13 +136,6 @@ def _losses(
         eval=mean_loss(model, case.batches(data), loss, norms={}, call=call),
         batch=mean_loss(model, case.batches(data), loss, norms=tracked, call=call),
     )
-
-
-def _samples(
-    model: nn.Module, tracked: dict[str, _BatchNorm], gaps: dict[str, Gap], batch: Any, call: Call | None
-) -> dict[str, Sample]:
-    channels = {path: found.channel for path, found in gaps.items()}
-    return sample(model, tracked, channels, batch, call=call) if channels else {}
 
 
 def _judge(
