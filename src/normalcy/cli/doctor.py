@@ -1,0 +1,156 @@
+"""`normalcy doctor`: parse, call the checkup, render, and say by exit code how it went.
+
+Not for programs: they call `normalcy.doctor.examine` or `normalcy.checkup.run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from normalcy.cli import render, writing
+from normalcy.errors import ArgumentError
+
+Progress = Callable[[str, int, int | None], None]
+
+
+class FailOn(StrEnum):
+    """The least severe finding that makes the exit code 1."""
+
+    never = "never"
+    error = "error"
+    warning = "warning"
+    note = "note"
+
+
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="file.py:callable or package.module:callable, giving a module or a normalcy.Case. "
+            "Without it: an embedded example, trained on the spot.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:CALLABLE", help="What gives the data: one batch, or batches.", show_default=False
+        ),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Repair what can be repaired, and examine again.")
+    ] = False,
+    fold: Annotated[bool, typer.Option(help="Fold a copy for inference and prove it equal.")] = True,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report page.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Exit with 1 if a finding at least this severe remains.")
+    ] = FailOn.error,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the embedded example [default: 0].", show_default=False)
+    ] = None,
+) -> int:
+    """Examine a model's normalization; repair, fold and prove it; leave a report.
+
+    Exit code: 0 nothing found at or above --fail-on, 1 something found or a proof failed, 2 the command or
+    what it names cannot be used, 130 interrupted.
+    """
+    if target is None and data is not None:
+        raise ArgumentError("--data without a TARGET", "a model for the data", "name it as file.py:callable")
+    if target is not None and seed is not None:
+        raise ArgumentError(
+            "--seed with a TARGET", "the embedded example for it", "set seeds in your own function"
+        )
+    if html is not None:
+        from normalcy import pages  # noqa: PLC0415 - needs an optional dependency
+
+        pages.require()
+        writing.check(html)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(writing.reserved_stdout())  # what the target prints is no part of the report
+        progress = stack.enter_context(_progress())
+        checkup = _checkup(target, data, seed or 0, fix, fold, progress)
+        made = checkup.as_dict()
+        page = pages.render_checkup(made) if html is not None else ""
+    if html is not None:
+        with writing.atomic(html) as file:
+            file.write(page)
+    if as_json:
+        writing.write_out(json.dumps(made, indent=2, allow_nan=False) + "\n")
+    else:
+        console = Console()
+        text = render.rendered(made, width=console.width, colour=console.is_terminal and not console.no_color)
+        writing.write_out(text + (f"\nThe report is in {html}\n" if html is not None else ""))
+    return code_of(checkup.worst(), proved=checkup.proved, fail_on=fail_on)
+
+
+def _checkup(
+    target: str | None,
+    data: str | None,
+    seed: int,
+    fix: bool,
+    fold: bool,
+    progress: Progress,
+) -> Any:
+    from normalcy import case, checkup  # noqa: PLC0415 - the whole library; help and mistakes come without it
+
+    if target is None:
+        made, further = checkup.embedded(seed, progress)
+    else:
+        made, further = case.load(target, data), {"target": target}
+    return checkup.run(made, fix=fix, folding=fold, progress=progress, **further)
+
+
+def code_of(worst: str | None, *, proved: bool | None, fail_on: FailOn) -> int:
+    """The exit code: 1 for a failed proof, or a finding that is as severe as `fail_on` or more; else 0."""
+    if proved is False:
+        return 1
+    if worst is None or fail_on is FailOn.never:
+        return 0
+    return int(render.SEVERITIES.index(worst) >= render.SEVERITIES.index(fail_on.value))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Bars on the standard error where it is a terminal; one line for each kind of work where it is none."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        last = ""
+
+        def line(what: str, done: int, of: int | None) -> None:
+            nonlocal last
+            if what != last:
+                print(f"{what}{f' ({of:,})' if of else ''} …", file=sys.stderr)
+            last = what
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def bar(what: str, done: int, of: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done, total=of)
+
+        yield bar

@@ -1,0 +1,10 @@
+"""The one look of every HTML page: offline, without a script, every number traceable to its JSON.
+
+Not for terminals, and no model is in sight here: a page is given finished values.
+"""
+
+from normalcy.pages.checkup import render_checkup
+from normalcy.pages.numbers import lookup, number
+from normalcy.pages.svg import require
+
+__all__ = ["lookup", "number", "render_checkup", "require"]
