@@ -6,6 +6,7 @@ Composed from `doctor` and `surgery`. It prints nothing and writes nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -141,7 +142,7 @@ def run(
         baselines: losses to compare with.
         progress: `progress(what, done, of)`.
     """
-    data = case.loader if case.data is None else case.data
+    data = cases.replayable(cases.data_of(case))
 
     def look(channels: dict[str, int] | None = None) -> Examination:
         return examine(
@@ -184,17 +185,23 @@ def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) 
         done.extend((what, item) for item in report.done)
         refused.extend((what, item) for item in report.refused)
 
+    def attempt(what: str, repair: Callable[[], Report]) -> None:
+        try:
+            take(what, repair())
+        except NormalcyError as error:
+            refused.append((what, Item("the whole model", str(error))))
+
+    def strip() -> Report:
+        batch = next(iter(cases.batches(data)))
+        return strip_dead_bias(case.model, batch, optimizer=case.optimizer, call=case.call, inplace=True)
+
     if before.having(*STATISTICS):
         if data is not None:
-            take("recalibrate", recalibrate(case.model, data, call=case.call, progress=progress))
+            attempt("recalibrate", lambda: recalibrate(case.model, data, call=case.call, progress=progress))
         else:
-            take("debias", debias(case.model))
+            attempt("debias", lambda: debias(case.model))
     if before.having("dead-bias"):
-        example_batch = next(iter(cases.batches(data)))
-        report = strip_dead_bias(
-            case.model, example_batch, optimizer=case.optimizer, call=case.call, inplace=True
-        )
-        take("strip_dead_bias", report)
+        attempt("strip_dead_bias", strip)
     return Repair(tuple(done), tuple(refused))
 
 

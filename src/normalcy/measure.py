@@ -7,17 +7,20 @@ and the random state are as before when it returns or fails.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from normalcy.case import Call, run
-from normalcy.errors import DataError, TooFewValuesError
+from normalcy.errors import ArgumentError, DataError, TooFewValuesError
 from normalcy.moments import Moments
 
 Progress = Callable[[str, int, int | None], None]
@@ -35,11 +38,26 @@ class Measured:
 
     Attributes:
         actual: moments of its input, one entry per channel, pooled over batches and calls.
+        examples: moments of each example's mean; the places of one example are no independent values.
         calls: how many calls were pooled.
     """
 
     actual: Moments
+    examples: Moments
     calls: int
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(self.actual + other.actual, self.examples + other.examples, self.calls + other.calls)
+
+    @property
+    def standard_error(self) -> float:
+        """How far the mean is off by chance, in standard deviations: √(var of examples/N/var) over channels.
+
+        Between 1/√(values), where places are as different as examples, and 1/√N, where they are alike.
+        """
+        var, between = self.actual.var(), self.examples.var(1)
+        share = torch.where(var > 0, between / var, 0.0).nan_to_num(nan=1.0).clamp(max=1.0)
+        return float((share / self.examples.count.clamp(min=1)).mean().sqrt())
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +133,8 @@ def measure(
     pooled: dict[str, Measured] = {}
 
     def take(path: str, x: Tensor) -> None:
-        moments = Moments.of(x, dim=(0, *range(2, x.dim())))
-        before = pooled.get(path)
-        actual = before.actual + moments if before else moments
-        pooled[path] = Measured(actual, before.calls + 1 if before else 1)
+        found = _measured(x)
+        pooled[path] = pooled[path] + found if path in pooled else found
 
     seen = 0
     with on_batch_statistics(model, norms), _listening(norms, take):
@@ -204,9 +220,18 @@ def mean_loss(
     with on_batch_statistics(model, norms):
         for batch in batches:
             examples = _examples(batch)
-            total += examples * float(loss(run(model, batch, call), batch))
+            total += examples * _number(loss, run(model, batch, call), batch)
             count += examples
     return total / count if count else float("nan")
+
+
+def _measured(x: Tensor) -> Measured:
+    """One call: the moments of each example are merged to those of all."""
+    each = Moments.of(x, dim=tuple(range(2, x.dim())))
+    examples = Moments.of(each.mean, dim=0)
+    places = each.count[0] if len(each.count) else torch.zeros_like(examples.count)
+    m2 = each.m2.sum(0) + places * examples.m2
+    return Measured(Moments(places * examples.count, examples.mean, m2), examples, 1)
 
 
 @contextmanager
@@ -214,8 +239,10 @@ def on_batch_statistics(model: nn.Module, norms: Mapping[str, _BatchNorm]) -> It
     """Within: `norms` use batch statistics and record nothing, all else evaluates; then all is as before."""
     modes = [(module, module.training) for module in model.modules()]
     tracks = [(norm, norm.track_running_stats) for norm in norms.values()]
+    # also where a forward assigns a new tensor instead of writing into the buffer
+    held = [(module._buffers, dict(module._buffers.items())) for module in model.modules()]  # noqa: SLF001 - no public name
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), random_states_kept():
         try:
             for module, _ in modes:
                 module.training = False
@@ -227,18 +254,66 @@ def on_batch_statistics(model: nn.Module, norms: Mapping[str, _BatchNorm]) -> It
                 module.training = mode
             for norm, tracked in tracks:
                 norm.track_running_stats = tracked
-            for buffer, before in kept:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
+            for buffers, before in held:
+                for name, tensor in before.items():
+                    if buffers[name] is not tensor:
+                        buffers[name] = tensor
+            for buffer, values in kept:
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Within, anything may draw random numbers; afterwards PyTorch's, Python's and NumPy's are as before."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - loaders and models draw from it
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 - the same
+
+
+def must_have_values(model: object) -> None:
+    """Refuse what is no module, or one whose tensors hold no numbers yet.
+
+    Raises:
+        ArgumentError: no module, a lazy layer that never ran, or a tensor on the meta device.
+
+    Example:
+        >>> must_have_values(nn.LazyLinear(3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        normalcy.errors.ArgumentError: weight has no shape yet; needed: a model that has run once. Give it ...
+    """
+    if not isinstance(model, nn.Module):
+        kind = (
+            f"the class {model.__name__}"
+            if isinstance(model, type)
+            else f"a value of type {type(model).__name__}"
+        )
+        raise ArgumentError(f"the model is {kind}", "a torch.nn.Module", "give the model itself")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"{name} has no shape yet", "a model that has run once", "give it one batch first"
+            )
+        if tensor.is_meta:
+            raise ArgumentError(
+                f"{name} has no values (meta device)",
+                "a model with values",
+                "call model.to_empty(device='cpu') and load a checkpoint",
+            )
 
 
 @contextmanager
 def _listening(norms: Mapping[str, _BatchNorm], take: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Within: `take(path, input)` is called before each norm runs."""
 
-    def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def before(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
-            x = inputs[0]
+    def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def before(norm: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            x = inputs[0] if inputs else named["input"]
             if x.numel() and x.numel() // x.shape[1] == 1:
                 raise TooFewValuesError(
                     f"{path} ({type(norm).__name__}) gets one value per channel: shape {tuple(x.shape)}",
@@ -251,7 +326,7 @@ def _listening(norms: Mapping[str, _BatchNorm], take: Callable[[str, Tensor], No
 
     with ExitStack() as stack:
         for path, norm in norms.items():
-            stack.callback(norm.register_forward_pre_hook(hook(path)).remove)
+            stack.callback(norm.register_forward_pre_hook(hook(path), with_kwargs=True).remove)
         yield
 
 
@@ -263,6 +338,19 @@ def _shape(values: tuple[float, ...]) -> tuple[float | None, float | None]:
     if not var > 0 or not math.isfinite(var):
         return None, None
     return float((d**3).mean()) / var**1.5, float((d**4).mean()) / var**2
+
+
+def _number(loss: Loss, output: Any, batch: Any) -> float:
+    """The loss as a number; what goes wrong in it is the caller's, and said in a sentence."""
+    try:
+        return float(loss(output, batch))
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+        raise DataError(
+            f"loss(output, batch) raised {said}",
+            "a function of the model's output and of the whole batch that returns one number",
+            "check it on one batch",
+        ) from error
 
 
 def _examples(batch: Any) -> int:

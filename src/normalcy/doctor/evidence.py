@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normalcy.conventions import TORCH
 from normalcy.doctor.findings import Loss
 from normalcy.measure import Gap, Measured
+from normalcy.report import Item
 from normalcy.sites import Site, Sites
 from normalcy.statistics import weight_left
 
@@ -57,14 +58,20 @@ class Norm:
 
     @property
     def weight_left(self) -> float | None:
-        """What the initial state weighs in the running statistics; None where that is not known."""
+        """What the initial state weighs in the running statistics; None where that is not known.
+
+        Neither is it where the statistics contradict the counter: a variance below the initial state's share
+        of 1, or statistics that moved in no update, as in a checkpoint converted without its counter.
+        """
         if self.stored is None or self.updates is None:
             return None
-        if self.updates == 0:
-            return 1.0
+        if self.updates == 0 or self.momentum == 0:
+            return 1.0 if self.initial else None
         if self.momentum is None or getattr(self.module, "convention", TORCH).debias:
             return 0.0
-        return weight_left(self.momentum, self.updates)
+        left, var = weight_left(self.momentum, self.updates), self.stored[1]
+        rounding = self.updates * torch.finfo(var.dtype).eps  # one in each update
+        return left if bool((var >= left * (1 - rounding)).all()) or not bool(var.isfinite().all()) else None
 
     @property
     def initial(self) -> bool:
@@ -87,11 +94,12 @@ class Evidence:
         sites: wiring facts; None where there were no data to record a pass with.
         optimizer: None where none was given.
         loss: None where no loss was given.
-        unrecognized: paths of what looks like a normalizer and is none that is known.
+        unrecognized: what looks like a normalizer and is none that is known.
     """
 
     model: nn.Module
     norms: tuple[Norm, ...]
     sites: Sites | None = None
+    unrecognized: tuple[Item, ...] = ()
     optimizer: torch.optim.Optimizer | None = None
     loss: Loss | None = None

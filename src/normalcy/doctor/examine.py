@@ -24,7 +24,9 @@ from normalcy.measure import (
     gap,
     mean_loss,
     measure,
+    must_have_values,
     on_batch_statistics,
+    random_states_kept,
     sample,
     tracking,
 )
@@ -64,7 +66,7 @@ def examine(
         An `Examination`: `.findings` (most severe first), `.sites`, `.unrecognized`, `.not_seen`, `.loss`.
 
     Raises:
-        ArgumentError: the model is no module.
+        ArgumentError: the model is no module or has no values yet, or another argument is of a wrong kind.
         DataError: the data cannot be used.
 
     Example:
@@ -72,11 +74,27 @@ def examine(
         >>> [f.code for f in examine(model, torch.randn(64, 4) + 3).findings]
         ['initial-statistics', 'dead-bias']
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"a {type(model).__name__}", "a torch.nn.Module", "give the model itself")
-    if data is None:
-        return _judge(Evidence(model, _norms(model, None), optimizer=optimizer), (), {}, ())
-    data = case.replayable(data)
+    must_have_values(model)
+    _check(loss, call, optimizer)
+    with random_states_kept():
+        if data is None:
+            # of a pass in which nothing ran: what the modules alone tell
+            unrecognized = find(model, flow.record(model, lambda: None)).unrecognized
+            return _judge(Evidence(model, _norms(model, None), None, unrecognized, optimizer), (), {}, ())
+        return _with_data(model, data, loss, call, optimizer, judge_on, channels or {}, progress)
+
+
+def _with_data(
+    model: nn.Module,
+    data: Any,
+    loss: LossFunction | None,
+    call: Call | None,
+    optimizer: torch.optim.Optimizer | None,
+    judge_on: Any,
+    channels: Mapping[str, int],
+    progress: Progress | None,
+) -> Examination:
+    data, judge_on = case.replayable(data), case.replayable(judge_on)
     first = next(iter(case.batches(data)))
     with on_batch_statistics(model, {}):
         recorded = flow.record(model, lambda: case.run(model, first, call))
@@ -92,9 +110,18 @@ def examine(
     norms = tuple(
         replace(norm, measured=measured.get(norm.where), gap=gaps.get(norm.where)) for norm in norms
     )
-    shown = {path: (channels or {}).get(path, found.channel) for path, found in gaps.items()}
+    shown = {path: channels.get(path, found.channel) for path, found in gaps.items()}
     samples = sample(model, tracked, shown, first, call=call) if shown else {}
-    return _judge(Evidence(model, norms, sites, optimizer, losses), recorded.not_seen, samples, notes)
+    evidence = Evidence(model, norms, sites, sites.unrecognized, optimizer, losses)
+    return _judge(evidence, sites.not_seen, samples, (*notes, *_functional(norms)))
+
+
+def _check(loss: object, call: object, optimizer: object) -> None:
+    for name, given in (("loss", loss), ("call", call)):
+        if given is not None and not callable(given):
+            raise ArgumentError(f"{name} is of type {type(given).__name__}", "a function")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"the optimizer is of type {type(optimizer).__name__}", "a torch.optim.Optimizer")
 
 
 def _norms(model: nn.Module, sites: Sites | None) -> tuple[Norm, ...]:
@@ -125,6 +152,14 @@ def _measure(
         return {}, (f"No statistics were measured: {error}",)
 
 
+def _functional(norms: tuple[Norm, ...]) -> tuple[str, ...]:
+    """A sentence where running statistics belong to no layer, so that they were neither read nor measured."""
+    places = [norm.where for norm in norms if norm.module is None and norm.site and norm.site.tracks]
+    if not places:
+        return ()
+    return (f"The running statistics given to a function were not examined: {', '.join(places)}.",)
+
+
 def _gap(norm: Any, measured: Measured) -> Gap:
     return gap(measured.actual, norm.running_mean, norm.running_var, norm.eps)
 
@@ -146,7 +181,7 @@ def _judge(
     return Examination(
         findings=tuple(findings),
         sites=tuple(_examined(norm, samples.get(norm.where)) for norm in evidence.norms),
-        unrecognized=evidence.sites.unrecognized if evidence.sites else (),
+        unrecognized=evidence.unrecognized,
         not_seen=not_seen,
         loss=evidence.loss,
         notes=notes,

@@ -9,8 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
+from torch import nn
+
 from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import Finding, Severity
+from normalcy.flow import Value
 
 # Of the initial state, what may remain before a measured gap is put down to it.
 _WEIGHT_LEFT = 0.01
@@ -254,7 +257,9 @@ class TooFewValues(Rule):
         """One value is an error for every norm, few are a warning for batch norm."""
         for norm in evidence.norms:
             n = norm.values
-            if n is None or norm.site is None or n == 0:
+            if n is None or norm.site is None or n == 0 or _frozen(norm, evidence.model):
+                continue
+            if _of_weights(norm.site.steps[0].inputs[0]):
                 continue
             if norm.kind == "batch" and n < _FEW_VALUES:
                 yield self._batch(norm, n)
@@ -356,7 +361,7 @@ class WrongMode(Rule):
                 cause=(
                     "It normalizes with stored statistics while the model trains. If it is frozen on "
                     "purpose, the next model.train() undoes that"
-                    + ("; its γ and β still train." if trains else ", and its γ and β are frozen too.")
+                    + ("; its γ and β still train." if trains else ".")
                 ),
                 remedy="If that is not meant, call model.train(); else call .eval() after every train().",
             )
@@ -373,7 +378,7 @@ class UnrecognizedNorm(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """One for each."""
-        for item in evidence.sites.unrecognized if evidence.sites else ():
+        for item in evidence.unrecognized:
             yield self.found(item.where, {}, cause=item.why[:1].upper() + item.why[1:].rstrip(".") + ".")
 
 
@@ -387,9 +392,19 @@ class NoNorm(Rule):
     severity = "note"
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
-        """At most one."""
-        if not evidence.norms:
-            yield self.found(type(evidence.model).__name__, {})
+        """At most one; what could not be looked into is said."""
+        if evidence.norms:
+            return
+        cause = remedy = ""
+        if evidence.unrecognized:
+            remedy = "Look at what was not recognized by hand."
+        elif evidence.sites is None:
+            cause = "No layer of the model is a batch, layer, group, instance or RMS norm that is recognized."
+            remedy = "Give data: norms that are called as functions are found in a recorded pass."
+        elif evidence.sites.not_seen:
+            cause = f"{self.cause[:-1]}, but not all of it could be looked into."
+            remedy = "Give the model as it was before it was scripted or compiled."
+        yield self.found(type(evidence.model).__name__, {}, cause=cause, remedy=remedy)
 
 
 def is_unwarmed(norm: Norm) -> bool:
@@ -402,8 +417,20 @@ def is_unwarmed(norm: Norm) -> bool:
 
 def gap_allowed(norm: Norm) -> float:
     """The gap that needs no explanation: `_GAP`, and four standard errors of the data that were measured."""
-    n = float(norm.measured.actual.count.max()) if norm.measured else math.inf
-    return _GAP + 4 / math.sqrt(max(n, 1.0))
+    return _GAP + (4 * norm.measured.standard_error if norm.measured else 0.0)
+
+
+def _frozen(norm: Norm, model: nn.Module) -> bool:
+    """Whether it keeps to its stored statistics while the model trains."""
+    return model.training and norm.module is not None and not norm.module.training and norm.stored is not None
+
+
+def _of_weights(value: Value) -> bool:
+    """Whether it is computed from parameters alone: a standardized weight has no batch and is no activation."""
+    if value.step is None:
+        return value.origin == "parameter"
+    inputs = value.step.inputs
+    return bool(inputs) and all(_of_weights(each) for each in inputs)
 
 
 def _finite(norm: Norm) -> bool:

@@ -12,10 +12,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
+from normalcy.measure import must_have_values
 from normalcy.report import Item, Report
 from normalcy.statistics import debiased, warm_count, weight_left
 
 _NOTHING_LEFT = 2.0**-24
+_COARSE = 0.05
 
 
 def debias(model: nn.Module, momentum: float | None = None) -> Report:
@@ -36,7 +38,7 @@ def debias(model: nn.Module, momentum: float | None = None) -> Report:
         those whose numbers show that they are no such average.
 
     Raises:
-        ArgumentError: momentum is not in (0, 1].
+        ArgumentError: momentum is not in (0, 1], or the model is no module or has no values yet.
 
     Source: Kingma & Ba, Adam, arXiv:1412.6980, section 3, for the correction.
 
@@ -49,6 +51,7 @@ def debias(model: nn.Module, momentum: float | None = None) -> Report:
     """
     if momentum is not None and not 0 < momentum <= 1:
         raise ArgumentError(f"momentum={momentum}", "the weight of the new value, above 0 and up to 1")
+    must_have_values(model)
     report = Report(model)
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or module.running_mean is None or module.running_var is None:
@@ -89,8 +92,11 @@ def _finished(norm: _NormBase, momentum: float | None) -> tuple[str, tuple[Tenso
     if mean is None or var is None or not bool(mean.isfinite().all() and var.isfinite().all()):
         return "its statistics are not finite", None
     new = debiased(mean, 0.0, left), debiased(var, 1.0, left)
-    # one rounding of the stored value, magnified by the division
-    slack = torch.finfo(var.dtype).eps * left / (1 - left)
+    # one rounding in each update, of which the share of the initial state remains; the division magnifies it
+    slack = k * torch.finfo(var.dtype).eps * left / (1 - left)
+    if slack > _COARSE:
+        kind = str(var.dtype).removeprefix("torch.")
+        return f"{kind} rounded the {k} updates too coarsely: the variance is known to {slack:.2g} only", None
     if bool((new[1] < -slack).any()):
         no_average = f"no average with momentum {m} over {k} updates from 1"
         return f"a variance below the initial state's share of {left:.3g} shows that it is {no_average}", None

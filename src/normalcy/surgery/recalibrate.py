@@ -16,8 +16,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from normalcy import case
 from normalcy.case import Call
 from normalcy.errors import ArgumentError
-from normalcy.measure import Measured, Progress, measure, tracking
+from normalcy.measure import Measured, Progress, measure, must_have_values, tracking
 from normalcy.report import Item, Report
+from normalcy.sites import kind_of
 from normalcy.statistics import warm_count
 
 
@@ -51,6 +52,7 @@ def recalibrate(
         or whose buffers cannot hold the result.
 
     Raises:
+        ArgumentError: the model is no module or has no values yet, or `correction` is neither 0 nor 1.
         DataError: there is no batch, or the model fails on one.
         TooFewValuesError: a norm gets one value per channel.
 
@@ -62,8 +64,9 @@ def recalibrate(
     """
     if correction not in (0, 1):
         raise ArgumentError(f"correction={correction}", "0 (biased) or 1 (unbiased, PyTorch's store)")
+    must_have_values(model)
     report = Report(model)
-    norms = tracking(model, [path for path, _ in model.named_modules()])
+    norms = tracking(model, [path for path, module in model.named_modules() if kind_of(module) == "batch"])
     _refuse_the_rest(model, norms, report)
     if not norms:
         report.notes.append("no batch norm with running statistics to recalibrate")
@@ -82,8 +85,12 @@ def recalibrate(
         for path, norm, found, (mean, var) in ready:
             _write(norm, mean, var, found)
             n = int(found.actual.count.max())
-            report.done.append(Item(path, f"pooled over {n} values per channel in {found.calls} batches"))
+            report.done.append(Item(path, f"pooled over {n} values per channel, {_calls(found.calls)}"))
     return report
+
+
+def _calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{number} calls"
 
 
 def _refuse_the_rest(model: nn.Module, norms: dict[str, _BatchNorm], report: Report) -> None:
@@ -92,7 +99,7 @@ def _refuse_the_rest(model: nn.Module, norms: dict[str, _BatchNorm], report: Rep
             continue
         if isinstance(module, _InstanceNorm):
             why = "an instance norm stores the average of its instances' variances, which pooling is not"
-        elif isinstance(module, _BatchNorm):
+        elif kind_of(module) == "batch":
             why = "frozen: in evaluation mode while the model trains"
         else:
             why = f"{type(module).__name__} keeps running statistics, but is no batch norm that is known"
