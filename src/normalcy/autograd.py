@@ -28,7 +28,7 @@ def normalize(
     eps: float,
     center: bool,
 ) -> Tensor:
-    """Y = (x − mean)·rstd·weight + bias, differentiable to any order in x, weight and bias.
+    """Compute y = (x − mean)·rstd·weight + bias, differentiable to any order in x, weight and bias.
 
     Where `stats.values` is set the statistics came from x, and the gradient flows through them too.
 
@@ -36,7 +36,7 @@ def normalize(
     forward-mode differentiation is active: the differentiable composition. Otherwise the autograd
     function below, whose backward runs the composition when a graph of it is asked for.
     """
-    if torch._C._are_functorch_transforms_active() or _forward_mode():  # noqa: SLF001 - no public name
+    if transforming():
         constants = None if stats.values is not None else stats
         return eager.compose(x, layout, weight, bias, eps=eps, center=center, constants=constants)
     tensors = (x, weight, bias)
@@ -46,8 +46,10 @@ def normalize(
     return pick(x).apply(x, layout, stats, weight, bias)
 
 
-def _forward_mode() -> bool:
-    return forward_ad._current_level >= 0  # noqa: SLF001 - no public name
+def transforming() -> bool:
+    """Whether a functorch transform or forward-mode differentiation is active."""
+    functorch: bool = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - no public name
+    return functorch or forward_ad._current_level >= 0  # noqa: SLF001 - no public name
 
 
 class _Normalize(torch.autograd.Function):
@@ -62,14 +64,14 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         center: bool,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, *stats)
-        ctx.layout, ctx.eps, ctx.center = layout, eps, center
+        ctx.save_for_backward(x, weight, bias, stats.mean, stats.rstd)
+        ctx.values, ctx.layout, ctx.eps, ctx.center = stats.values, layout, eps, center
         return pick(x).apply(x, layout, stats, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *kept = ctx.saved_tensors
-        stats = Stats(*kept)
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        stats = Stats(mean, rstd, ctx.values)
         needs = Needs(*ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, dy, x, weight, bias, stats, needs), None, None, None, None)

@@ -34,6 +34,7 @@ class Layout(NamedTuple):
         statistic: `shape` with the averaged axes at extent 1.
         parameter: `shape` with every axis at extent 1 over which weight and bias do not vary.
         values: how many values share one statistic.
+        weight: the shape that weight and bias have as parameters of a layer.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +43,7 @@ class Layout(NamedTuple):
     statistic: tuple[int, ...]
     parameter: tuple[int, ...]
     values: int
+    weight: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def over_features(features: int) -> Axes:
 def _resolve(axes: Axes, shape: tuple[int, ...]) -> Layout:
     split, roles = _named(axes, shape)
     reduce = tuple(i for i, role in enumerate(roles) if role in axes.average)
+    varies = tuple(e for e, r in zip(split, roles, strict=True) if r in axes.parameters)
     return Layout(
         shape=split,
         roles=roles,
@@ -119,6 +122,7 @@ def _resolve(axes: Axes, shape: tuple[int, ...]) -> Layout:
         statistic=tuple(1 if i in reduce else extent for i, extent in enumerate(split)),
         parameter=tuple(e if r in axes.parameters else 1 for e, r in zip(split, roles, strict=True)),
         values=prod(split[i] for i in reduce),
+        weight=varies if axes.features is not None else (prod(varies),),
     )
 
 

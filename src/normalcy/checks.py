@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from normalcy import spec
-from normalcy.axes import Layout, Role
+from normalcy.axes import Layout
 from normalcy.errors import ArgumentError, ShapeError, TooFewValuesError, TypeMismatchError
 
 _HALF = (torch.float16, torch.bfloat16)
+
+# what shares one statistic, and what to do where that is a single value
+_TOO_FEW = {
+    "batch": ("channel", "use a larger batch, drop_last=True, group or layer norm, or call .eval()"),
+    "instance": ("channel and example", "use it where there is space left to average over, or layer norm"),
+    "group": ("group", "use fewer groups"),
+}
 
 
 def unit_interval(what: str, value: Any) -> None:
@@ -55,26 +62,19 @@ def check_input(x: Any, who: str) -> None:
 
 def check_parameters(x: Tensor, layout: Layout, weight: Tensor | None, bias: Tensor | None, who: str) -> None:
     """Weight and bias have one value for each place of the layout's parameter axes, in a dtype that fits."""
-    shape = tuple(layout.parameter[i] for i, role in enumerate(layout.roles) if _varies(role, layout))
-    if Role.GROUP in layout.roles:
-        shape = (layout.parameter[1] * layout.parameter[2],)
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is None:
             continue
-        if tuple(parameter.shape) != shape:
+        if tuple(parameter.shape) != layout.weight:
             raise ShapeError(
                 f"{who} got {name} of shape {tuple(parameter.shape)} for an input of shape {tuple(x.shape)}",
-                f"{shape}",
+                f"{layout.weight}",
             )
         _check_dtype(name, parameter, x, who)
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         raise TypeMismatchError(
             f"{who} got weight of {weight.dtype} and bias of {bias.dtype}", "one dtype for both"
         )
-
-
-def _varies(role: Role, layout: Layout) -> bool:
-    return role is (Role.FEATURE if Role.FEATURE in layout.roles else Role.CHANNEL)
 
 
 def _check_dtype(name: str, parameter: Tensor, x: Tensor, who: str) -> None:
@@ -103,15 +103,18 @@ def check_statistics(kept: tuple[Tensor, ...], x: Tensor, layout: Layout, who: s
 
 def check_values(x: Tensor, norm: spec.Norm, layout: Layout, eps: float, who: str) -> None:
     """Enough values share a statistic that is computed from x, and eps can carry a constant channel."""
-    if norm.name in ("batch", "instance") and eps == 0 and x.numel():
+    if norm.name == "batch" and eps == 0 and x.numel():
         raise ArgumentError(
             f"{who} got eps=0 with statistics from the data", "eps > 0, since a channel may be constant"
         )
-    examples = x.shape[0] if norm.name == "group" else 1
-    if norm.name in ("batch", "instance", "group") and layout.values * examples == 1:
-        per = {"batch": "channel", "instance": "channel and example", "group": "group"}[norm.name]
+    few = _TOO_FEW.get(norm.name)
+    examples = (
+        x.shape[0] if norm.name == "group" else 1
+    )  # as PyTorch: several examples pass, and give the bias
+    if few and layout.values * examples == 1:
+        per, do = few
         raise TooFewValuesError(
             f"{who} got one value per {per}: an input of shape {tuple(x.shape)}",
-            f"at least two values per {per} for batch statistics",
-            "use a larger batch, drop_last=True, group or layer norm, or call .eval()",
+            f"at least two values per {per}, since one value is its own mean",
+            do,
         )

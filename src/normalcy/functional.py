@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from normalcy import autograd, checks, spec
 from normalcy.axes import Layout
 from normalcy.errors import ArgumentError
+from normalcy.kernels import eager
 from normalcy.kernels.contract import Stats, compute_dtype
 from normalcy.kernels.pick import pick
 from normalcy.moments import Moments
@@ -87,18 +88,8 @@ def batch_norm(
         >>> batch_norm(x, training=True, eps=1e-12).flatten()
         tensor([-1.3416, -0.4472,  0.4472,  1.3416])
     """
-    checks.unit_interval("momentum", momentum)
-    if training:
-        record = _record(running_mean, running_var, momentum)
-        return normalized(x, spec.batch, Batch(record), weight, bias, eps, "batch_norm")
-    if running_mean is None or running_var is None:
-        raise ArgumentError(
-            "batch_norm got training=False and no running statistics",
-            "either training=True (the batch's statistics) or running_mean and running_var",
-            "say which of the two is meant",
-        )
-    stored = Stored(running_mean, running_var)
-    return normalized(x, spec.batch, stored, weight, bias, eps, "batch_norm")
+    source = _source(running_mean, running_var, momentum, "batch_norm", training=training)
+    return normalized(x, spec.batch, source, weight, bias, eps, "batch_norm")
 
 
 @_overridable
@@ -175,10 +166,12 @@ def group_norm(
 ) -> Tensor:
     """Normalize each group of channels of each example, over the group's channels and space.
 
+        y = (x − mean)/√(var + eps)·weight + bias,   mean and var over one group of one example
+
     Args:
         x: (examples, channels, *space), floating.
         num_groups: how many groups; must divide the channels.
-        weight: (channels,). bias: (channels,).
+        weight: (channels,).
         bias: (channels,).
         eps: added to the variance, inside the root.
 
@@ -207,6 +200,8 @@ def instance_norm(
 ) -> Tensor:
     """Normalize each channel of each example over space.
 
+        y = (x − mean)/√(var + eps)·weight + bias,   mean and var over one channel of one example
+
     With `use_input_stats`, running statistics (if given) take in the batch's average of the examples'
     means and unbiased variances. Without it the running ones serve, as they do for batch norm.
 
@@ -231,18 +226,8 @@ def instance_norm(
         tensor([[[-1.0000,  1.0000],
                  [-1.0000,  1.0000]]])
     """
-    checks.unit_interval("momentum", momentum)
-    if use_input_stats:
-        record = _record(running_mean, running_var, momentum)
-        return normalized(x, spec.instance, Batch(record), weight, bias, eps, "instance_norm")
-    if running_mean is None or running_var is None:
-        raise ArgumentError(
-            "instance_norm got use_input_stats=False and no running statistics",
-            "either use_input_stats=True or running_mean and running_var",
-            "say which of the two is meant",
-        )
-    stored = Stored(running_mean, running_var)
-    return normalized(x, spec.instance, stored, weight, bias, eps, "instance_norm")
+    source = _source(running_mean, running_var, momentum, "instance_norm", use_input_stats=use_input_stats)
+    return normalized(x, spec.instance, source, weight, bias, eps, "instance_norm")
 
 
 @_overridable
@@ -299,20 +284,24 @@ def normalized(
         stats = _stored_stats(source, x, eps)
         return autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
     checks.check_values(x, norm, layout, eps, who)
+    if record is None and autograd.transforming():
+        return eager.compose(x, layout, weight, bias, eps=eps, center=norm.center, constants=None)
     moments = pick(x).collect(x, layout)
-    stats = finish(moments, eps, center=norm.center)
+    stats = finish(moments, layout.values, eps, center=norm.center)
+    if eps == 0 and x.numel() and bool(stats.rstd.isinf().any()):
+        raise ArgumentError(f"{who} got eps=0 and values without any spread", "eps > 0, or values that vary")
     y = autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
-    if record:
+    if record and x.numel():
         record.update(_by_channel(moments, layout, outlives=norm.axes.outlives_example))
     return y
 
 
-def finish(moments: Moments, eps: float, *, center: bool) -> Stats:
+def finish(moments: Moments, values: int, eps: float, *, center: bool) -> Stats:
     """Mean and rstd = 1/√(var + eps); without centring 1/√(E[x²] + eps), E[x²] = var + mean²."""
-    var = moments.var()
+    var = moments.m2 / max(values, 1)
     if center:
-        return Stats(moments.mean, (var + eps).rsqrt(), moments.count)
-    return Stats(None, (var + moments.mean.square() + eps).rsqrt(), moments.count)
+        return Stats(moments.mean, (var + eps).rsqrt(), values)
+    return Stats(None, (var + moments.mean.square() + eps).rsqrt(), values)
 
 
 def _stored_stats(source: Stored, x: Tensor, eps: float) -> Stats:
@@ -328,9 +317,18 @@ def _by_channel(moments: Moments, layout: Layout, *, outlives: bool) -> Moments:
     return Moments(moments.count.reshape(shape), moments.mean.reshape(shape), moments.m2.reshape(shape))
 
 
-def _record(mean: Tensor | None, var: Tensor | None, momentum: float) -> Running | None:
-    if mean is None and var is None:
-        return None
+def _source(mean: Tensor | None, var: Tensor | None, momentum: float, who: str, **from_data: bool) -> Source:
+    """The data's statistics, recorded where there are buffers; or the stored ones."""
+    checks.unit_interval("momentum", momentum)
+    ((name, wanted),) = from_data.items()
+    if wanted and mean is None and var is None:
+        return Batch()
+    if wanted and (mean is None or var is None):
+        raise ArgumentError(f"{who} got one of running_mean and running_var", "both, or neither")
     if mean is None or var is None:
-        raise ArgumentError("one of running_mean and running_var", "both, or neither")
-    return Running(mean, var, momentum=momentum)
+        raise ArgumentError(
+            f"{who} got {name}=False and no running statistics",
+            f"either {name}=True (the data's statistics) or running_mean and running_var",
+            "say which of the two is meant",
+        )
+    return Batch(Running(mean, var, momentum=momentum)) if wanted else Stored(mean, var)

@@ -307,6 +307,25 @@ def must_have_values(model: object) -> None:
             )
 
 
+def shared_statistics(model: nn.Module) -> dict[str, str]:
+    """Modules that keep their running statistics in the same tensors as another: path to that one's path.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+        >>> model[1].running_mean = model[0].running_mean
+        >>> shared_statistics(model)
+        {'0': '1', '1': '0'}
+    """
+    holders: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for name in ("running_mean", "running_var"):
+            tensor = getattr(module, name, None)
+            if isinstance(tensor, Tensor):
+                holders.setdefault(id(tensor), []).append(path)
+    others = [paths for paths in holders.values() if len(paths) > 1]
+    return {path: next(other for other in paths if other != path) for paths in others for path in paths}
+
+
 @contextmanager
 def _listening(norms: Mapping[str, _BatchNorm], take: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Within: `take(path, input)` is called before each norm runs."""

@@ -98,20 +98,21 @@ class Moments:
 
 
 def _of(x: Tensor, dims: tuple[int, ...], mask: Tensor | None, *, keepdim: bool) -> Moments:
-    wide = x.double()
     if mask is None:
         shape = [1 if i in dims else extent for i, extent in enumerate(x.shape)]
         count = torch.full(shape, prod(x.shape[i] for i in dims), dtype=torch.float64, device=x.device)
         if x.numel() == 0:
             mean = m2 = torch.zeros_like(count)
         else:
-            first = wide
+            first = x
             for i in dims:
                 first = first.narrow(i, 0, 1)
-            mean, m2 = _shifted(wide - first, dims, count)
+            first = first.double()
+            mean, m2 = _shifted(x.to(torch.float64, copy=True).sub_(first), dims, count)
             mean = mean + first
     else:
         count = mask.sum(dims, keepdim=True, dtype=torch.float64)
+        wide = x.double()
         top = torch.where(mask, wide, -torch.inf).amax(dims, keepdim=True) if x.numel() else count
         first = torch.where(count > 0, top, 0.0)  # one of the valid values
         mean, m2 = _shifted(torch.where(mask, wide - first, 0.0), dims, count, mask)
@@ -131,7 +132,7 @@ def _shifted(
     d -= mean
     if mask is not None:
         d = torch.where(mask, d, 0.0)
-    return mean, d.square_().sum(dims, keepdim=True)
+    return mean, d.mul_(d).sum(dims, keepdim=True)
 
 
 def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class Norm:
 
 batch = Norm("batch", OVER_BATCH, infer=Origin.STORED)
 instance = Norm("instance", OVER_SPACE)
+tracked_instance = replace(instance, infer=Origin.STORED)  # as PyTorch's, with track_running_stats
 channels = Norm("layer", OVER_CHANNELS)  # layer norm over the channels of each position (NCHW)
 
 

@@ -60,22 +60,33 @@ class Running:
         No values are no update: neither statistics nor counter change. Inside a backward pass nothing
         is updated either, so that activation checkpointing, which runs a forward pass twice, counts once.
         """
-        if moments.count.numel() and not bool(moments.count.max() > 0):
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name
             return
-        if moments.count.numel() == 0 or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name
+        if not moments.count.numel() or not bool(moments.count.max() > 0):
             return
-        k = 0
-        if self.batches is not None:
-            self.batches.add_(1)
-            k = int(self.batches)
         if self.momentum is None and self.convention.cumulative == "values":
             self._pool(moments)
-            return
-        weight = weight_of_new(self.momentum, k, debias=self.convention.debias)
-        _blend(self.mean, _over_examples(moments.mean), weight)
-        _blend(self.var, _over_examples(moments.var(self.convention.correction)), weight)
+        else:
+            k = self._number()
+            weight = weight_of_new(self.momentum, k, debias=self.convention.debias)
+            var = _over_examples(moments.var(self.convention.correction))
+            _blend(self.mean, _over_examples(moments.mean), weight)
+            _blend(self.var, var, weight)
+        if self.batches is not None:  # last, so that a failure has counted nothing
+            self.batches.add_(1)
+
+    def _number(self) -> int:
+        """Which update this is, counted from 1; 0 where the rule does not depend on it."""
+        if self.momentum is not None and not self.convention.debias:
+            return 0
+        if self.batches is None:
+            raise ArgumentError(
+                "running statistics without a count of batches", "num_batches_tracked, for such an average"
+            )
+        return int(self.batches) + 1
 
     def _pool(self, moments: Moments) -> None:
+        """Merge with what was pooled so far, whose M2 follows from the stored variance and the count."""
         if self.values is None:
             raise ArgumentError("pooled running statistics without a count of values", "a `values` tensor")
         seen = self.values.double()
@@ -88,9 +99,9 @@ class Running:
             torch.where(known, self.var.double() * freedom, 0.0),
         )
         whole = before + moments
-        self.values.copy_(whole.count.max())
         self.mean.copy_(whole.mean)
         self.var.copy_(whole.var(self.convention.correction))
+        self.values.copy_(whole.count.max())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

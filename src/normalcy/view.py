@@ -156,8 +156,8 @@ def _join(slow: _Run, fast: _Run) -> _Run | None:
     if slow.stride != fast.stride * fast.extent:
         return None
     extent = slow.extent * fast.extent
-    if fast.param == 0 and slow.param != 0 and slow.step == 1:
-        return _Run(extent, fast.stride, slow.param, fast.extent)  # the parameter moves once a fast run
+    if fast.param == 0 and slow.param != 0:  # the parameter moves once in so many fast runs
+        return _Run(extent, fast.stride, slow.param, slow.step * fast.extent)
     if fast.param == 0 and slow.param == 0:
         return _Run(extent, fast.stride, 0, 1)
     if fast.step > 1 and slow.param == fast.param * (fast.extent // fast.step):

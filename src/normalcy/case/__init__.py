@@ -3,8 +3,9 @@
 Not for the examination itself, and nothing here reads a saved model.
 """
 
-from normalcy.case.feeding import Batches, Call, batches, replayable, run
+from normalcy.case.feeding import Batches, batches, replayable
 from normalcy.case.record import Case, data_of
+from normalcy.case.running import Call, run
 from normalcy.case.target import load
 
 __all__ = ["Batches", "Call", "Case", "batches", "data_of", "load", "replayable", "run"]

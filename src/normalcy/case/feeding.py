@@ -1,13 +1,11 @@
-"""How data become batches, and how a model is given one.
+"""How data become batches.
 
 Not for transforming data: a batch goes to the model as it came.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,11 +14,12 @@ from torch import Tensor, nn
 from normalcy.case.words import a, described, raised
 from normalcy.errors import DataError, NormalcyError
 
-Call = Callable[[nn.Module, Any], Any]
-"""call(model, batch), for a model that is called in another way than `run` says."""
-
 KEPT_BYTES = 2**31
 """Up to how much of a generator's data is kept, for walking it again."""
+
+
+MOST_BATCHES = 100_000
+"""After how many batches a generator is taken to be endless."""
 
 
 class Batches(Iterable[Any]):
@@ -61,7 +60,7 @@ class Kept(Iterable[Any]):
     """
 
     def __init__(self, first: Iterator[Any], again: Callable[[], Any] | None = None) -> None:
-        self._rest, self._again = first, again
+        self._rest, self._again = _ending(first), again
         self._batches: list[Any] = []
         self._bytes = 0
 
@@ -94,7 +93,7 @@ class Kept(Iterable[Any]):
                 "data that can be walked several times",
                 "give a loader, or a function that returns the generator",
             )
-        return iter(self._again())
+        return _ending(iter(self._again()))
 
 
 def batches(data: Any) -> Batches:
@@ -135,7 +134,11 @@ def batches(data: Any) -> Batches:
             "a loader",
             "give DataLoader(dataset, batch_size=…)",
         )
-    if isinstance(data, (str, bytes, nn.Module)) or type(data).__module__ == "numpy" or not isinstance(data, Iterable):
+    if (
+        isinstance(data, (str, bytes, nn.Module))
+        or type(data).__module__ == "numpy"
+        or not isinstance(data, Iterable)
+    ):
         raise DataError(
             f"the data are {a(name)}",
             "a tensor, dict or tuple (one batch), or a loader, generator or list (batches)",
@@ -148,55 +151,21 @@ def batches(data: Any) -> Batches:
         return Batches(data, name)
 
 
-def run(model: nn.Module, batch: Any, call: Call | None = None) -> Any:
-    """Give a model one batch and return what it returns.
-
-    With `call` that is `call(model, batch)`. Otherwise the model gets the first element of a tuple (or of the
-    list that PyTorch's loaders make of a tuple), and a tensor whole. A dict goes in as keyword arguments
-    where its keys fit the signature of `forward`, as models of the transformers library expect; else whole.
-
-    Raises:
-        DataError: the model raised; with its exception, what it was given, and the module where it happened.
-        NormalcyError: of its own kind, where a layer of this library refused; the module's path is added.
-
-    Example:
-        >>> run(nn.Linear(3, 2), (torch.zeros(4, 3), torch.zeros(4))).shape
-        torch.Size([4, 2])
-    """
-    try:
-        if call is not None:
-            return call(model, batch)
-        given = _first(batch)
-        if isinstance(given, Mapping) and _fits(model, given):
-            return model(**given)
-        return model(given)
-    except NormalcyError as error:
-        path = _failed_at(model, error.__traceback__)
-        if not path or error.given.startswith(f"{path} (") or f"(at {path})" in error.given:
-            raise
-        raise type(error)(f"{error.given} (at {path})", error.needed, error.do) from error
-    except Exception as error:
-        raise _not_taken(model, batch, call, error) from error
-
-
 def replayable(data: Any, again: Callable[[], Any] | None = None) -> Any:
     """Make of a generator data that can be walked several times; leave everything else as it is."""
     one_shot = isinstance(data, Iterator) and not isinstance(data, (Mapping, Tensor))
     return Kept(data, again) if one_shot else data
 
 
-def _first(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def _fits(model: nn.Module, given: Mapping[Any, Any]) -> bool:
-    if not all(isinstance(key, str) for key in given):
-        return False
-    try:
-        inspect.signature(model.forward).bind(**given)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _ending(walk: Iterator[Any]) -> Iterator[Any]:
+    for number, batch in enumerate(walk):
+        if number == MOST_BATCHES:
+            raise DataError(
+                f"the data are a generator that has not ended after {MOST_BATCHES:,} batches",
+                "data that end",
+                "give itertools.islice(the generator, 100), or a loader",
+            )
+        yield batch
 
 
 def _walked(source: Iterable[Any], name: str) -> Iterator[Any]:
@@ -291,29 +260,3 @@ def _tensors(batch: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(batch, (tuple, list)):
         for index, part in enumerate(batch):
             yield from _tensors(part, f"{place}[{index}]" if place else f"element {index}")
-
-
-def _failed_at(model: nn.Module, trace: TracebackType | None) -> str:
-    """The path of the innermost module of `model` whose call is in the traceback; "" for the model itself."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found = ""
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            found = paths.get(id(owner), found)
-        trace = trace.tb_next
-    return found
-
-
-def _not_taken(model: nn.Module, batch: Any, call: Call | None, error: Exception) -> DataError:
-    path = _failed_at(model, error.__traceback__)
-    at = f" at {path} ({type(model.get_submodule(path)).__name__})" if path else ""
-    given = batch if call is not None else _first(batch)
-    whole = " (a dict goes in whole where its keys do not fit forward)"
-    note = whole if call is None and isinstance(given, Mapping) and not _fits(model, given) else ""
-    who = "call(model, batch)" if call is not None else f"the model ({type(model).__name__})"
-    return DataError(
-        f"{who} raised {raised(error)}{at}, given {described(given)}{note}",
-        "a batch in the form that the model takes",
-        "check shape and dtype of the data; where the model is called otherwise, give call(model, batch)",
-    )

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalcy.case import feeding
-from normalcy.case.feeding import Batches, Call
+from normalcy.case import feeding, running
+from normalcy.case.feeding import Batches
+from normalcy.case.running import Call
 from normalcy.case.words import a, described
 from normalcy.errors import ArgumentError, TargetError
 
@@ -73,7 +74,7 @@ class Case:
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """Give `model` (this one or a changed copy) one batch. Raises as `case.run`."""
-        return feeding.run(model, batch, self.call)
+        return running.run(model, batch, self.call)
 
 
 def data_of(case: Case) -> Any:

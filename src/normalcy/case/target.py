@@ -103,7 +103,9 @@ def _value(
     if not all(part.isidentifier() for part in name.split(".")):
         shown = repr(name) if name else "nothing"
         raise TargetError(
-            f"{named} names {shown} after the colon", f"{place}:callable", "write the name alone, without parentheses"
+            f"{named} names {shown} after the colon",
+            f"{place}:callable",
+            "write the name alone, without parentheses",
         )
     found = _attribute(module, place, name)
     if ready(found):
@@ -139,7 +141,9 @@ def _no_colon(named: str) -> TargetError:
         return TargetError(f"{named} is neither Python nor a checkpoint", _BUILDS)
     if path.suffix == ".py" or len(path.parts) > 1:
         return TargetError(f"{named}: no such file", _BUILDS)
-    return TargetError(f"{named!r} has no colon", f"{_BUILDS}, or package.module:callable", "add a colon and a name")
+    return TargetError(
+        f"{named!r} has no colon", f"{_BUILDS}, or package.module:callable", "add a colon and a name"
+    )
 
 
 def _saved(path: Path) -> TargetError:

@@ -131,7 +131,7 @@ def _progress() -> Iterator[Progress]:
     if not console.is_terminal:
         last = ""
 
-        def line(what: str, done: int, of: int | None) -> None:
+        def line(what: str, _done: int, of: int | None) -> None:
             nonlocal last
             if what != last:
                 print(f"{what}{f' ({of:,})' if of else ''} …", file=sys.stderr)

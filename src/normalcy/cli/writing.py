@@ -147,7 +147,7 @@ def _refuse(path: Path, error: OSError) -> NoReturn:
 
 def _unwritable(path: Path, number: int | None) -> OutputError:
     why = os.strerror(number) if number else "it failed"
-    kept = f"; {_STILL}" if os.path.isfile(path) else ""
+    kept = f"; {_STILL}" if os.path.isfile(path) else ""  # noqa: PTH113 - it never raises
     do = (
         "free some room, or write elsewhere"
         if number in _ROOM

@@ -23,6 +23,10 @@ _GAP = 0.1
 _LARGE_GAP = 0.5
 # The standard error of a mean of n values is 1/√n standard deviations: a quarter at 16.
 _FEW_VALUES = 16
+_RETRAIN = (
+    "Train, load the checkpoint with its buffers, or build it with track_running_stats=False, which "
+    "normalizes each example by itself in both modes."
+)
 
 
 class Rule:
@@ -85,6 +89,7 @@ class InitialStatistics(Rule):
                 norm.where,
                 {"updates": norm.updates, "momentum": norm.momentum, **_gap_numbers(norm)},
                 cause=cause,
+                remedy=_RETRAIN if norm.kind == "instance" else "",
             )
 
 

@@ -35,7 +35,7 @@ class Stats(NamedTuple):
 
     mean: Tensor | None
     rstd: Tensor
-    values: Tensor | None
+    values: int | None
 
 
 class GradSums(NamedTuple):
@@ -65,7 +65,7 @@ class Backend(Protocol):
     def apply(
         self, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        """Y = (x − mean)·rstd·weight + bias, in the shape, memory format and dtype of x."""
+        """Compute y = (x − mean)·rstd·weight + bias, in the shape, memory format and dtype of x."""
 
     def collect_grad(
         self, dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, needs: Needs
@@ -75,7 +75,7 @@ class Backend(Protocol):
     def apply_grad(
         self, dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, sums: GradSums
     ) -> Tensor:
-        """Dx = (g − (s1 + x̂·s2)/values)·rstd, or g·rstd where statistics are constants."""
+        """Compute dx = (g − (s1 + x̂·s2)/values)·rstd, or g·rstd where statistics are constants."""
 
 
 class Needs(NamedTuple):

@@ -1,4 +1,4 @@
-"""The backend in plain PyTorch operations: right on every device and layout, and not fast.
+"""The backend in plain PyTorch operations: right in every layout, and not fast.
 
 The same file holds `compose`, the differentiable form of the whole forward pass, for derivatives of any
 order. Not the definition: that is `normalcy.definition`, which judges this.
@@ -27,7 +27,7 @@ def collect(x: Tensor, layout: Layout) -> Moments:
 
 
 def apply(x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Y = ((x − s) − r)·rstd·weight + bias with mean = s + r, in the shape and dtype of x.
+    """Compute y = ((x − s) − r)·rstd·weight + bias with mean = s + r, in the shape and dtype of x.
 
     The pair s = float32(mean), r = mean − s keeps a few units in the last place however far the data lie
     from zero; x·a + c would cancel. Reads x once and makes two passes over one temporary for each operand.
@@ -45,32 +45,26 @@ def collect_grad(
 ) -> GradSums:
     """Σg and Σg·x̂ over each statistic's values, Σdy·x̂ and Σdy over each parameter's; summed in float64."""
     dy = split(dy, layout).to(compute_dtype(x))
-    shared = tuple(i for i, extent in enumerate(layout.parameter) if extent == 1)
     from_data = stats.values is not None and needs.x
-    dweight = dbias = s1 = s2 = None
-    if needs.bias:
-        dbias = _sum(dy, shared)
+    scale = None if weight is None else weight.reshape(layout.parameter).double()
+    center = stats.mean is not None
+    s1, dbias = _sums(dy, layout, scale, statistic=from_data and center, parameter=needs.bias)
     if not (needs.weight or from_data):
-        return GradSums(s1, s2, dweight, dbias)
-    xhat = _normalized(split(x, layout), stats)
-    if needs.weight:
-        dweight = _sum(dy * xhat, shared)
-    if from_data:
-        g = dy if weight is None else dy * weight.reshape(layout.parameter).to(dy.dtype)
-        s1 = _sum(g, layout.reduce) if stats.mean is not None else None
-        s2 = _sum(g * xhat, layout.reduce)
+        return GradSums(s1, None, None, dbias)
+    dy = _normalized(split(x, layout), stats).mul_(dy)
+    s2, dweight = _sums(dy, layout, scale, statistic=from_data, parameter=needs.weight)
     return GradSums(s1, s2, dweight, dbias)
 
 
 def apply_grad(
     dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, sums: GradSums
 ) -> Tensor:
-    """Dx = (g − (s1 + x̂·s2)/values)·rstd; the mean of g is subtracted as a pair, as the mean of x is."""
+    """Compute dx = (g − (s1 + x̂·s2)/values)·rstd; the mean of g is taken off as a pair, as that of x is."""
     g = split(dy, layout).to(compute_dtype(x), copy=True)
     if weight is not None:
         g *= weight.reshape(layout.parameter).to(g.dtype)
     if sums.s2 is not None and stats.values is not None:
-        n = stats.values.clamp(min=1)
+        n = max(stats.values, 1)
         if sums.s1 is not None:
             _subtract(g, sums.s1 / n)
         g -= _normalized(split(x, layout), stats).mul_((sums.s2 / n).to(g.dtype))
@@ -143,6 +137,24 @@ def _subtract(x: Tensor, value: Tensor) -> None:
     x -= near
     if x.dtype != torch.float64:
         x -= (value - near.double()).to(x.dtype)
+
+
+def _sums(
+    d: Tensor, layout: Layout, scale: Tensor | None, *, statistic: bool, parameter: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Σd·scale over each statistic's values and Σd over each parameter's; None for what is not asked for.
+
+    Where the parameter is one number for all the values of a statistic, one sum serves both.
+    """
+    shared = tuple(i for i, extent in enumerate(layout.parameter) if extent == 1)
+    one = all(layout.parameter[i] == 1 for i in layout.reduce)
+    partial = _sum(d, layout.reduce) if one else d
+    total = _sum(partial, shared) if parameter else None
+    if not statistic:
+        return None, total
+    if one:
+        return partial if scale is None else partial * scale, total
+    return _sum(d if scale is None else d * scale.to(d.dtype), layout.reduce), total
 
 
 def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:

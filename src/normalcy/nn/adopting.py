@@ -47,7 +47,10 @@ def adopt(model: nn.Module) -> Report:
     report = Report(model)
     for path, module in _modules(model):
         kind = type(module)
-        if kind in _OURS:
+        if kind in _OURS and not _momentum_fits(module):
+            why = f"momentum={module.momentum}, where the weight of the new value is a number from 0 to 1"
+            report.refused.append(Item(path, why))
+        elif kind in _OURS:
             module.__class__ = _OURS[kind]
             report.done.append(Item(path, f"torch.nn.{kind.__name__} → normalcy.nn.{kind.__name__}"))
         elif isinstance(module, (*_OURS, nn.SyncBatchNorm)) and kind not in _TORCHS:
@@ -83,6 +86,11 @@ def release(model: nn.Module) -> Report:
         elif isinstance(module, tuple(_TORCHS)):
             report.refused.append(Item(path, _why_not_exact(module)))
     return report
+
+
+def _momentum_fits(module: nn.Module) -> bool:
+    momentum = getattr(module, "momentum", None)
+    return momentum is None or (isinstance(momentum, (int, float)) and 0 <= momentum <= 1)
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalcy import spec
-from normalcy.checks import trailing_shape
+from normalcy.checks import check_input, trailing_shape
 from normalcy.conventions import DEFAULT, TORCH, Convention, Default
 from normalcy.errors import ShapeError
 from normalcy.functional import normalized
@@ -177,6 +177,7 @@ class LayerNorm2d(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input`; see the class."""
         who = f"LayerNorm2d({self.num_channels})"
+        check_input(input, who)
         if input.dim() < 3 or input.shape[1] != self.num_channels:
             raise ShapeError(
                 f"{who} got an input of shape {tuple(input.shape)}",

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normalcy import spec
+from normalcy.checks import check_input
 from normalcy.conventions import DEFAULT, TORCH, Convention, Default
-from normalcy.errors import ShapeError
+from normalcy.errors import ArgumentError, ShapeError
 from normalcy.functional import normalized
 from normalcy.statistics import Batch, Running, Source, Stored
 
@@ -41,10 +42,10 @@ class Tracking(_NormBase):
         bias: bool = True,
         convention: Convention = TORCH,
     ) -> None:
-        batch = self._norm is spec.batch
+        batch = isinstance(self, _Batch)
         super().__init__(
             num_features,
-            convention.default_eps(self._norm.name, eps),  # type: ignore[arg-type]
+            convention.default_eps("batch" if batch else "instance", eps),  # type: ignore[arg-type]
             convention.weight_of_new(momentum),
             batch if affine is None else affine,
             batch if track_running_stats is None else track_running_stats,
@@ -56,6 +57,11 @@ class Tracking(_NormBase):
         if convention is not TORCH:
             self.convention = convention
         if self.running_mean is not None and self.momentum is None and convention.cumulative == "values":
+            if not batch:
+                raise ArgumentError(
+                    f"{type(self).__name__} with statistics pooled by values",
+                    'cumulative="batches": instances have statistics of their own, which pooling is not',
+                )
             self.register_buffer("num_values_tracked", torch.zeros((), dtype=torch.int64, device=device))
 
     def reset_running_stats(self) -> None:
@@ -65,22 +71,24 @@ class Tracking(_NormBase):
             self.num_values_tracked.zero_()
 
     def _source(self) -> Source:
-        """The whole of train and eval. As in PyTorch, evaluation uses the buffers if there are any."""
+        """The whole of train and eval."""
         mean, var = self.running_mean, self.running_var
-        if mean is None or var is None or (self.training and not self.track_running_stats):
+        if mean is None or var is None:
             return Batch()
-        if not self.training:
+        if (self._norm.train if self.training else self._norm.infer) is spec.Origin.STORED:
             return Stored(mean, var)
+        if not (self.training and self.track_running_stats):
+            return Batch()
         values = getattr(self, "num_values_tracked", None)
-        batches = self.num_batches_tracked
-        return Batch(Running(mean, var, batches, self.momentum, self.convention, values))
+        return Batch(Running(mean, var, self.num_batches_tracked, self.momentum, self.convention, values))
 
     def _named(self) -> str:
         return f"{type(self).__name__}({self.num_features})"
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input`; see the class."""
-        unbatched = self._norm is spec.instance and input.dim() == self._dims[0]
+        check_input(input, self._named())
+        unbatched = self._norm is not spec.batch and input.dim() == self._dims[0]
         if input.dim() not in self._dims:
             wanted = " or ".join(f"{d}-D" for d in self._dims)
             raise ShapeError(
@@ -150,7 +158,9 @@ class BatchNorm3d(_Batch, nn.BatchNorm3d):
 
 
 class _Instance(Tracking):
-    _norm = spec.instance
+    @property
+    def _norm(self) -> spec.Norm:  # type: ignore[override]
+        return spec.tracked_instance if self.track_running_stats else spec.instance
 
 
 class InstanceNorm1d(_Instance, nn.InstanceNorm1d):

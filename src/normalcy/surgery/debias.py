@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
-from normalcy.measure import must_have_values
+from normalcy.measure import must_have_values, shared_statistics
 from normalcy.report import Item, Report
 from normalcy.statistics import debiased, warm_count, weight_left
 
@@ -52,11 +52,13 @@ def debias(model: nn.Module, momentum: float | None = None) -> Report:
     if momentum is not None and not 0 < momentum <= 1:
         raise ArgumentError(f"momentum={momentum}", "the weight of the new value, above 0 and up to 1")
     must_have_values(model)
-    report = Report(model)
+    report, shared = Report(model), shared_statistics(model)
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or module.running_mean is None or module.running_var is None:
             continue
         why, new = _finished(module, momentum)
+        if path in shared:  # a second division of the same numbers would spoil them
+            why, new = f"its running statistics are the same tensors as those of {shared[path]}", None
         if new is None:
             report.refused.append(Item(path, why))
             continue
@@ -80,6 +82,8 @@ def _finished(norm: _NormBase, momentum: float | None) -> tuple[str, tuple[Tenso
     if m is None:
         return "a cumulative average (momentum=None) holds nothing of the initial state", None
     k = int(norm.num_batches_tracked)
+    if k == 0 and bool((norm.running_mean != 0).any() or (norm.running_var != 1).any()):  # type: ignore[union-attr]
+        return "its statistics have moved and its counter says 0 updates: it was not counted", None
     if k == 0 or m == 0:
         return (
             f"nothing was taken in ({k} updates with momentum {m}), so that nothing is left to recover",

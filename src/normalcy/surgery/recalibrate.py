@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from normalcy import case
 from normalcy.case import Call
 from normalcy.errors import ArgumentError
-from normalcy.measure import Measured, Progress, measure, must_have_values, tracking
+from normalcy.measure import Measured, Progress, measure, must_have_values, shared_statistics, tracking
 from normalcy.report import Item, Report
 from normalcy.sites import kind_of
 from normalcy.statistics import warm_count
@@ -66,8 +66,10 @@ def recalibrate(
         raise ArgumentError(f"correction={correction}", "0 (biased) or 1 (unbiased, PyTorch's store)")
     must_have_values(model)
     report = Report(model)
-    norms = tracking(model, [path for path, module in model.named_modules() if kind_of(module) == "batch"])
-    _refuse_the_rest(model, norms, report)
+    shared = shared_statistics(model)
+    batch_norms = [path for path, module in model.named_modules() if kind_of(module) == "batch"]
+    norms = tracking(model, [path for path in batch_norms if path not in shared])
+    _refuse_the_rest(model, norms, shared, report)
     if not norms:
         report.notes.append("no batch norm with running statistics to recalibrate")
         return report
@@ -93,11 +95,15 @@ def _calls(number: int) -> str:
     return "1 call" if number == 1 else f"{number} calls"
 
 
-def _refuse_the_rest(model: nn.Module, norms: dict[str, _BatchNorm], report: Report) -> None:
+def _refuse_the_rest(
+    model: nn.Module, norms: dict[str, _BatchNorm], shared: dict[str, str], report: Report
+) -> None:
     for path, module in model.named_modules():
         if path in norms or getattr(module, "running_mean", None) is None:
             continue
-        if isinstance(module, _InstanceNorm):
+        if path in shared:
+            why = f"its running statistics are the same tensors as those of {shared[path]}"
+        elif isinstance(module, _InstanceNorm):
             why = "an instance norm stores the average of its instances' variances, which pooling is not"
         elif kind_of(module) == "batch":
             why = "frozen: in evaluation mode while the model trains"
