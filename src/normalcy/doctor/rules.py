@@ -431,7 +431,7 @@ def _frozen(norm: Norm, model: nn.Module) -> bool:
 
 
 def _of_weights(value: Value) -> bool:
-    """Whether it is computed from parameters alone: a standardized weight has no batch and is no activation."""
+    """Whether it is computed from parameters alone: a standardized weight is no activation."""
     if value.step is None:
         return value.origin == "parameter"
     inputs = value.step.inputs
