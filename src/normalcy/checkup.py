@@ -17,7 +17,7 @@ from normalcy import case as cases
 from normalcy import example
 from normalcy.case import Case
 from normalcy.doctor import Examination, Examined, examine
-from normalcy.errors import NormalcyError
+from normalcy.errors import NormalcyError, ProofError
 from normalcy.measure import Progress
 from normalcy.report import Item, Report
 from normalcy.statistics import warm_count, weight_left
@@ -35,10 +35,14 @@ STATISTICS = (
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was done and refused: pairs of the operation's name and the place with its reason."""
+    """What was done and refused: pairs of the operation's name and the place with its reason.
+
+    `failed` is true where something was refused because its proof failed.
+    """
 
     done: tuple[tuple[str, Item], ...]
     refused: tuple[tuple[str, Item], ...]
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +58,8 @@ class Checkup:
         folded: the folding and its proof; None where it was not asked for or there are no data.
         baselines: losses to compare with, by name.
         notes: what could not be done, and why.
+        parameters: how many the model had when it was examined.
+        unproved: nothing could be proved about the model, because it does not even agree with itself.
     """
 
     target: str
@@ -64,14 +70,15 @@ class Checkup:
     folded: Report | None = None
     baselines: dict[str, float] | None = None
     notes: tuple[str, ...] = ()
+    parameters: int = 0
+    unproved: bool = False
 
     @property
     def proved(self) -> bool | None:
-        """Whether the folded model is proved equal; None where nothing was folded."""
-        report = self.folded
-        if report is None or not report.done or report.error is None or report.bound is None:
-            return None
-        return report.error <= report.bound
+        """False if any proof failed (what failed was taken back), True if one held, else None."""
+        if self.unproved or (self.folded and self.folded.failed) or (self.repair and self.repair.failed):
+            return False
+        return True if self.folded and self.folded.done else None
 
     def worst(self) -> str | None:
         """The severity of the most severe finding that remains."""
@@ -87,7 +94,7 @@ class Checkup:
                 "target": self.target,
                 "model": {
                     "class": type(model).__name__,
-                    "parameters": sum(p.numel() for p in model.parameters()),
+                    "parameters": self.parameters,
                     "norms": len(self.before.sites),
                 },
                 "baselines": self.baselines,
@@ -95,6 +102,7 @@ class Checkup:
                 "repair": _repair(self.repair),
                 "after": _examination(self.after) if self.after else None,
                 "fold": self._fold(),
+                "proved": self.proved,
                 "notes": list(self.notes),
             }
         )
@@ -113,7 +121,7 @@ class Checkup:
             "ratio": error / bound if error is not None and bound else None,
             "model_error": getattr(report, "model_error", None),
             "model_bound": getattr(report, "model_bound", None),
-            "proved": self.proved,
+            "proved": False if report.failed else True if report.done else None,
             "notes": report.notes,
         }
 
@@ -156,12 +164,13 @@ def run(
             progress=progress,
         )
 
+    parameters = sum(p.numel() for p in case.model.parameters())
     before = look()
     repair = _fix(case, data, before, progress) if fix else None
     shown = {site.where: site.sample.channel for site in before.sites if site.sample}
     after = look(shown) if fix else None  # the same channels, so that the pictures compare
-    folded, notes = _folded(case, data) if folding else (None, ())
-    return Checkup(target, case, before, repair, after, folded, baselines, notes)
+    folded, notes, unproved = _folded(case, data) if folding else (None, (), False)
+    return Checkup(target, case, before, repair, after, folded, baselines, notes, parameters, unproved)
 
 
 def embedded(seed: int = 0, progress: Progress | None = None) -> tuple[Case, dict[str, Any]]:
@@ -181,9 +190,13 @@ def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) 
     done: list[tuple[str, Item]] = []
     refused: list[tuple[str, Item]] = []
 
+    failed = False
+
     def take(what: str, report: Report) -> None:
+        nonlocal failed
         done.extend((what, item) for item in report.done)
         refused.extend((what, item) for item in report.refused)
+        failed = failed or bool(report.failed)
 
     def attempt(what: str, repair: Callable[[], Report]) -> None:
         try:
@@ -202,18 +215,19 @@ def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) 
             attempt("debias", lambda: debias(case.model))
     if before.having("dead-bias"):
         attempt("strip_dead_bias", strip)
-    return Repair(tuple(done), tuple(refused))
+    return Repair(tuple(done), tuple(refused), failed)
 
 
-def _folded(case: Case, data: Any) -> tuple[Report | None, tuple[str, ...]]:
+def _folded(case: Case, data: Any) -> tuple[Report | None, tuple[str, ...], bool]:
+    """The report, or a sentence why there is none, and whether that is because nothing can be proved."""
     if data is None:
-        return None, ("Nothing was folded: folding is proved on an example, and no data were given.",)
+        return None, ("Nothing was folded: folding is proved on an example, and no data were given.",), False
     modes = [(module, module.training) for module in case.model.modules()]
     try:
         case.model.eval()
-        return fold(case.model, next(iter(cases.batches(data))), call=case.call), ()
+        return fold(case.model, next(iter(cases.batches(data))), call=case.call), (), False
     except NormalcyError as error:
-        return None, (f"Nothing was folded: {error}",)
+        return None, (f"Nothing was folded: {error}",), isinstance(error, ProofError)
     finally:
         for module, mode in modes:
             module.training = mode

@@ -58,7 +58,7 @@ class OutputError(NormalcyError, OSError):
 
 
 class ProofError(NormalcyError):
-    """A change could not be proved equal and was taken back."""
+    """Nothing can be proved about a model, and nothing was changed."""
 
 
 class MissingExtraError(NormalcyError, ImportError):

@@ -28,6 +28,7 @@ class Report:
         model: the changed model (the one given, or its copy).
         done: what was changed.
         refused: what was left alone, each with its reason.
+        failed: those of `refused` that were tried, failed their proof and were taken back.
         error: largest measured error of what was proved, absolute; None where nothing is proved.
         bound: the derived bound that `error` has to stay under; same unit.
         notes: sentences about the whole.
@@ -36,6 +37,13 @@ class Report:
     model: torch.nn.Module
     done: list[Item] = field(default_factory=list)
     refused: list[Item] = field(default_factory=list)
+    failed: list[Item] = field(default_factory=list)
     error: float | None = None
     bound: float | None = None
     notes: list[str] = field(default_factory=list)
+
+    def fail(self, where: str, why: str) -> None:
+        """Refuse a place because its proof failed."""
+        item = Item(where, why)
+        self.refused.append(item)
+        self.failed.append(item)

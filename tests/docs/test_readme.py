@@ -19,7 +19,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_python_example_prints_what_stands_below_it():
-    code, printed = re.findall(r"```(?:python)?\n(.*?)```", README[README.index("## In Python") :], re.DOTALL)[:2]
+    code, printed = re.findall(
+        r"```(?:python)?\n(.*?)```", README[README.index("## In Python") :], re.DOTALL
+    )[:2]
     assert len(code.splitlines()) <= 22
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

@@ -167,6 +167,8 @@ def sample() -> dict[str, Any]:
             "proved": True,
             "notes": ["The whole model was folded once more in float64 and compared there."],
         },
+        "proved": True,
+        "notes": [],
     }
 
 
@@ -182,6 +184,8 @@ def nothing() -> dict[str, Any]:
         "repair": None,
         "after": None,
         "fold": None,
+        "proved": None,
+        "notes": ["Nothing was folded: folding is proved on an example, and no data were given."],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 from typing import Any
@@ -237,3 +238,52 @@ def test_progress_names_what_is_done() -> None:
     )
     assert set(told) == {"measuring statistics"}
     assert len(told) == 6  # before, the repair, after
+
+
+CALLS = itertools.count()
+
+
+class Drifting(nn.Module):
+    """Answers differently each time: nothing can be proved about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y + next(CALLS)
+
+
+class Probing(nn.Module):
+    """Looks whether its norm is still there, which no recording sees: folding changes the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y if isinstance(self.net[1], nn.BatchNorm1d) else y + 1
+
+
+@pytest.mark.parametrize("build", [Drifting, Probing])
+def test_a_failed_proof_is_told_and_changes_nothing(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = build()
+    model.train()
+    model(torch.randn(64, 8) * 2 + 3)
+    result = run(Case(model.eval(), torch.randn(16, 8) + 3), target="x")
+    made = result.as_dict()
+    assert result.proved is False
+    if build is Drifting:
+        assert "Nothing was folded" in made["notes"][0]
+    else:
+        assert made["fold"]["proved"] is False
+        assert made["fold"]["done"] == []
+        assert [item["where"] for item in made["fold"]["refused"]] == ["net.1"]
+
+
+def test_the_number_of_parameters_is_that_of_the_model_examined(repaired: Checkup) -> None:
+    stripped = sum(p.numel() for p in repaired.case.model.parameters())
+    assert repaired.as_dict()["model"]["parameters"] == stripped + 400

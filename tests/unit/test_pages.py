@@ -285,9 +285,14 @@ def test_the_verdict_without_a_repair_names_the_gravest_finding() -> None:
     )
 
 
+def test_what_could_not_be_done_is_said() -> None:
+    checkup = checkup_sample.nothing()
+    assert checkup["notes"][0] in pages.render_checkup(checkup)
+
+
 def test_the_verdict_says_when_the_folded_model_is_not_equal() -> None:
     checkup = checkup_sample.sample()
-    checkup["fold"]["proved"] = False
+    checkup["proved"] = checkup["fold"]["proved"] = False
     assert verdict(checkup).startswith("✕")
     assert "could not be proved equal" in verdict(checkup)
 

@@ -234,6 +234,10 @@ ALIVE = {
         lambda m, x: m.norm(m.layer(x)) + m.norm(x.mean(1, True).expand(-1, 4, -1, -1)),
         "alike",
     ),
+    "permuted by an index": (
+        of(lambda m, y: m.norm(y[:, torch.tensor([1, 0, 3, 2])]) + m.norm(y)),
+        "other values",
+    ),
     "scaled": (
         of(lambda m, y: m.norm(torch.add(torch.ones(6), y, alpha=2)) + m.norm(y)),
         "scales",

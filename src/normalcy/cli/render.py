@@ -106,9 +106,9 @@ def _lines(checkup: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _verdict(checkup: Mapping[str, Any]) -> Text:
-    before, after, fold = checkup["before"], checkup["after"], checkup["fold"]
-    if fold is not None and fold["proved"] is False:
-        return Text("The folded model could not be proved equal: do not use it.", "bold red")
+    before, after = checkup["before"], checkup["after"]
+    if checkup["proved"] is False:
+        return Text("A change could not be proved equal; it was taken back, and is named below.", "bold red")
     if not checkup["model"]["norms"]:
         others = " that is known" if before["unrecognized"] or before["not_seen"] else ""
         return Text(f"There is no normalization layer{others}: nothing to examine.", "bold")
@@ -232,13 +232,14 @@ def _fold(fold: Mapping[str, Any] | None) -> Iterator[Line]:
     if fold["refused"]:
         yield 2, Text("refused:")
         yield from _items(fold["refused"], 4)
-    if fold["proved"] is not None:
-        word, colour = ("proved equal", "green") if fold["proved"] else ("NOT proved equal", "bold red")
+    if fold["proved"] is False:
+        yield 2, Text("NOT all could be proved equal; what could not was taken back", "bold red")
+    if fold["done"]:
         parts = f": error {number(fold['error'])}, bound {number(fold['bound'])}"
         if fold["model_error"] is not None:
             whole, bound = number(fold["model_error"]), number(fold["model_bound"])
             parts += f"; whole model in float64: {whole}, bound {bound}"
-        yield 2, Text.assemble((word, colour), parts)
+        yield 2, Text.assemble(("proved equal", "green"), parts)
     for note in fold["notes"]:
         yield 2, Text(note)
 

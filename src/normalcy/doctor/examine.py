@@ -110,6 +110,11 @@ def _with_data(
     norms = tuple(
         replace(norm, measured=measured.get(norm.where), gap=gaps.get(norm.where)) for norm in norms
     )
+    for path, channel in channels.items():
+        if path in measured and not 0 <= channel < measured[path].actual.count.numel():
+            raise ArgumentError(
+                f"channel {channel} of {path}", f"0 to {measured[path].actual.count.numel() - 1}"
+            )
     shown = {path: channels.get(path, found.channel) for path, found in gaps.items()}
     samples = sample(model, tracked, shown, first, call=call) if shown else {}
     evidence = Evidence(model, norms, sites, sites.unrecognized, optimizer, losses)

@@ -121,8 +121,9 @@ def _verdict(checkup: Mapping[str, Any]) -> tuple[str, list[Markup]]:
         sentences.append(_loss_sentence(checkup))
     if before["sites"] and (before["unrecognized"] or before["not_seen"]):
         sentences.append(escape("What was not recognized or not seen is listed below."))
-    if fold and fold["done"] and not fold["proved"]:
-        return "bad", [*sentences, escape("The folded model could not be proved equal and was not kept.")]
+    if checkup["proved"] is False:
+        sentences.append(escape("A change could not be proved equal; it was taken back, and is named below."))
+        return "bad", sentences
     if fold and fold["done"]:
         sentences.append(escape("What was folded for inference was proved equal."))
     return status, sentences

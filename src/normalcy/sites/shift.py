@@ -37,6 +37,9 @@ _ALIASES = frozenset(
     }
 )
 _COPIES = frozenset({"clone", "repeat", "flip", "roll", "cat", "stack", "channel_shuffle", "pixel_shuffle"})
+_JOINS = frozenset(
+    {"cat", "stack", "view_as", "reshape_as", "expand_as"}
+)  # others' shape or place, not values
 _CASTS = frozenset(
     ["to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "identity", "positive"]
 )
@@ -181,6 +184,8 @@ def _moved(step: Step, shifts: dict[int, Shift]) -> list[Shift | None]:
 
     def filled(argument: object) -> object:
         if isinstance(argument, Value):
+            if argument.id not in carried and step.op not in _JOINS:
+                raise Survives(f"{at(step)} is steered by other values")  # an index, for example
             return _grid(argument, carried.get(argument.id), starts.get(argument.id, 1))
         if isinstance(argument, (list, tuple)):
             return type(argument)(map(filled, argument)) if type(argument) in (list, tuple) else argument

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
@@ -75,25 +76,15 @@ def debias(model: nn.Module, momentum: float | None = None) -> Report:
 def _finished(norm: _NormBase, momentum: float | None) -> tuple[str, tuple[Tensor, Tensor] | None]:
     """A sentence on what is done or why not, and the debiased mean and variance."""
     m = norm.momentum if momentum is None else momentum
-    if norm.num_batches_tracked is None:
-        return "it does not count its updates, so that the weight of the initial state is unknown", None
-    if getattr(norm, "convention", TORCH).debias:
-        return "its statistics are debiased already, at every update", None
-    if m is None:
-        return "a cumulative average (momentum=None) holds nothing of the initial state", None
+    mean, var = norm.running_mean, norm.running_var
+    why = _no_count(norm) or _nothing_to_divide_out(norm, m)
+    if why or m is None or mean is None or var is None or norm.num_batches_tracked is None:
+        return why, None
     k = int(norm.num_batches_tracked)
-    if k == 0 and bool((norm.running_mean != 0).any() or (norm.running_var != 1).any()):  # type: ignore[union-attr]
-        return "its statistics have moved and its counter says 0 updates: it was not counted", None
-    if k == 0 or m == 0:
-        return (
-            f"nothing was taken in ({k} updates with momentum {m}), so that nothing is left to recover",
-            None,
-        )
     left = weight_left(m, k)
     if left < _NOTHING_LEFT:
         return f"after {k} updates with momentum {m} nothing is left of the initial state", None
-    mean, var = norm.running_mean, norm.running_var
-    if mean is None or var is None or not bool(mean.isfinite().all() and var.isfinite().all()):
+    if not bool(mean.isfinite().all() and var.isfinite().all()):
         return "its statistics are not finite", None
     new = debiased(mean, 0.0, left), debiased(var, 1.0, left)
     # one rounding in each update, of which the share of the initial state remains; the division magnifies it
@@ -108,3 +99,27 @@ def _finished(norm: _NormBase, momentum: float | None) -> tuple[str, tuple[Tenso
         new[0],
         new[1].clamp(min=0),
     )
+
+
+def _no_count(norm: _NormBase) -> str:
+    """Why the number of updates is not known; empty where it is."""
+    if isinstance(norm, _InstanceNorm):
+        return "PyTorch's instance norm does not count its updates, so that its counter tells nothing"
+    if norm.num_batches_tracked is None:
+        return "it does not count its updates, so that the weight of the initial state is unknown"
+    moved = bool((norm.running_mean != 0).any() or (norm.running_var != 1).any())  # type: ignore[union-attr]
+    if moved and int(norm.num_batches_tracked) == 0:
+        return "its statistics have moved and its counter says 0 updates: it was not counted"
+    return ""
+
+
+def _nothing_to_divide_out(norm: _NormBase, m: float | None) -> str:
+    """Why the average holds no initial state, or nothing but that; empty where debiasing can go on."""
+    if getattr(norm, "convention", TORCH).debias:
+        return "its statistics are debiased already, at every update"
+    if m is None:
+        return "a cumulative average (momentum=None) holds nothing of the initial state"
+    k = int(norm.num_batches_tracked)  # type: ignore[arg-type]
+    if k == 0 or m == 0:
+        return f"nothing was taken in ({k} updates with momentum {m}), so that nothing is left to recover"
+    return ""

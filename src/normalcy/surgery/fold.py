@@ -6,7 +6,6 @@ Not for training: a folded model has no norm left to train. Not for norms whose 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,10 +14,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normalcy import sites
 from normalcy.case import Call
 from normalcy.case import run as run_batch
-from normalcy.errors import ProofError
 from normalcy.report import Item, Report
 from normalcy.surgery.layer import Affine, Edge, apply, bare, folded, install, pair, prove_layer, refusal
-from normalcy.surgery.proof import Gap, Pass, Whole, copied, fresh, recorded, undisturbed, worst
+from normalcy.surgery.proof import (
+    Gap,
+    Pass,
+    Whole,
+    copied,
+    fresh,
+    keep_what_holds,
+    recorded,
+    undisturbed,
+    worst,
+)
 
 
 @dataclass(slots=True)
@@ -152,15 +160,14 @@ def _prove_layers(
     kept = {}
     for edge, gaps in proved.items():
         largest = worst(gaps)
-        if gaps and largest.holds:
+        unproved = f"could not be proved equal at {edge.layer}:"
+        if not gaps:
+            report.refused.append(Item(edge.norm, f"{unproved} no value of the example ran through it"))
+        elif largest.holds:
             kept[edge] = largest
         else:
-            said = (
-                f"error {largest.error:.3g} exceeds the bound {largest.bound:.3g}"
-                if gaps
-                else "no value of the example ran through it"
-            )
-            report.refused.append(Item(edge.norm, f"could not be proved equal at {edge.layer}: {said}"))
+            over = f"error {largest.error:.3g} exceeds the bound {largest.bound:.3g}"
+            report.fail(edge.norm, f"{unproved} {over}")
     return kept
 
 
@@ -199,34 +206,10 @@ def _prove_model(
     if not edges:
         return []
     whole = Whole(copied(model), example, (run,))
-    found = whole.compare(_applying(edges))
-    if not found.holds:
-        kept: list[Edge] = []
-        for edge in edges:
-            alone = whole.compare(_applying([*kept, edge]))
-            if alone.holds:
-                kept.append(edge)
-            else:
-                report.refused.append(
-                    Item(edge.norm, f"the model's output changes with it (by {alone.error:.3g})")
-                )
-        edges = kept
-        found = whole.compare(_applying(edges))
-        if not found.holds:
-            raise ProofError(
-                f"the unchanged model's own output differs by {found.error:.3g} from one run to the next",
-                "a model that answers the same twice",
-                "call model.eval(), or fix the seed in call=…",
-            )
+    edges, failed, found = keep_what_holds(whole, edges, apply)
+    for edge, miss in failed.items():
+        report.fail(edge.norm, f"the model's output changes with it (by {miss.error:.3g})")
     report.notes += whole.notes
     if edges:
         report.model_error, report.model_bound = found.error, found.bound
     return edges
-
-
-def _applying(edges: list[Edge]) -> Callable[[nn.Module], None]:
-    def change(model: nn.Module) -> None:
-        for edge in edges:
-            apply(model, edge)
-
-    return change

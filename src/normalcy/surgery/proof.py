@@ -11,17 +11,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normalcy.errors import ArgumentError, DataError
+from normalcy.errors import ArgumentError, DataError, ProofError
 from normalcy.flow import Flow, record
 from normalcy.flow.structure import deep_tensors_in
 
 Pass = Callable[[nn.Module, object], object]
+Change = TypeVar("Change")
 
 RELATIVE = 1e-9
 """What a float64 copy of the model may differ by, relative to the largest value of each output."""
@@ -147,6 +148,45 @@ def gap(before: Tensor, after: Tensor, bound: Tensor) -> Gap:
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=torch.inf, posinf=torch.inf)
     at = int(ratio.argmax())
     return Gap(float(error.flatten()[at]), float(bound.flatten()[at]))
+
+
+def keep_what_holds(
+    whole: Whole, changes: list[Change], apply: Callable[[nn.Module, Change], None]
+) -> tuple[list[Change], dict[Change, Gap], Gap]:
+    """The changes with which a model stays what it was, those with which it does not, and the last proof.
+
+    All together where that holds; else one by one, each on top of those that held.
+
+    Raises:
+        ProofError: the model does not agree with itself even without any change.
+    """
+
+    def together(chosen: list[Change]) -> Callable[[nn.Module], None]:
+        def change(model: nn.Module) -> None:
+            for one in chosen:
+                apply(model, one)
+
+        return change
+
+    found = whole.compare(together(changes))
+    if found.holds:
+        return changes, {}, found
+    kept: list[Change] = []
+    failed: dict[Change, Gap] = {}
+    for one in changes:
+        alone = whole.compare(together([*kept, one]))
+        if alone.holds:
+            kept.append(one)
+        else:
+            failed[one] = alone
+    found = whole.compare(together(kept))
+    if not found.holds:
+        raise ProofError(
+            f"the unchanged model's own output differs by {found.error:.3g} from one run to the next",
+            "a model that answers the same twice",
+            "fix the seed in call=…, or leave out what changes from run to run",
+        )
+    return kept, failed, found
 
 
 def worst(gaps: list[Gap]) -> Gap:

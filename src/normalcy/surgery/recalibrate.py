@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normalcy import case
 from normalcy.case import Call
+from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
 from normalcy.measure import Measured, Progress, measure, must_have_values, shared_statistics, tracking
 from normalcy.report import Item, Report
@@ -26,7 +27,7 @@ def recalibrate(
     model: nn.Module,
     batches: Any,
     *,
-    correction: int = 1,
+    correction: int | None = None,
     call: Call | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -42,8 +43,10 @@ def recalibrate(
 
     Args:
         model: changed in place. A norm in evaluation mode in a model that trains is frozen, and left.
-        batches: as `doctor.examine` takes data: one batch (tensor, dict or tuple) or an iterable of batches.
-        correction: 1 stores the unbiased variance, as PyTorch does; 0 the biased one.
+        batches: as `doctor.examine` takes data: one batch (tensor, dict or tuple) or an iterable of batches;
+            a list of tensors of one shape, except for the first axis, is taken for batches, too.
+        correction: 1 stores the unbiased variance, 0 the biased one; None: what the layer's convention
+            stores, and that is 1 for every layer of PyTorch's.
         call: `call(model, batch)`, where the model does not take the batch or its first element.
         progress: `progress(what, done, of)` after each batch.
 
@@ -62,8 +65,8 @@ def recalibrate(
         >>> norm.running_mean, norm.running_var
         (tensor([3.]), tensor([6.6667]))
     """
-    if correction not in (0, 1):
-        raise ArgumentError(f"correction={correction}", "0 (biased) or 1 (unbiased, PyTorch's store)")
+    if correction not in (None, 0, 1):
+        raise ArgumentError(f"correction={correction}", "0 (biased), 1 (unbiased) or None (the layer's own)")
     must_have_values(model)
     report = Report(model)
     shared = shared_statistics(model)
@@ -73,8 +76,7 @@ def recalibrate(
     if not norms:
         report.notes.append("no batch norm with running statistics to recalibrate")
         return report
-    stream: Iterable[Any] = case.batches(batches)
-    measured = measure(model, norms, stream, call=call, progress=progress)
+    measured = measure(model, norms, _stream(batches), call=call, progress=progress)
     ready = []
     for path, norm in norms.items():
         found = measured.get(path)
@@ -89,6 +91,15 @@ def recalibrate(
             n = int(found.actual.count.max())
             report.done.append(Item(path, f"pooled over {n} values per channel, {_calls(found.calls)}"))
     return report
+
+
+def _stream(batches: Any) -> Iterable[Any]:
+    """Here a list is meant as batches; it is one batch after all if its tensors are of different kinds."""
+    if isinstance(batches, list) and all(isinstance(batch, Tensor) and batch.dim() for batch in batches):
+        kinds = {(batch.dtype, batch.shape[1:]) for batch in batches}
+        if len(kinds) == 1:
+            return case.batches(iter(batches))
+    return case.batches(batches)
 
 
 def _calls(number: int) -> str:
@@ -113,10 +124,15 @@ def _refuse_the_rest(
 
 
 def _finished(
-    norm: _BatchNorm, found: Measured | None, correction: int
+    norm: _BatchNorm, found: Measured | None, correction: int | None
 ) -> tuple[str, tuple[Tensor, Tensor] | None]:
     if found is None:
         return "the data never reach it", None
+    own = getattr(norm, "convention", TORCH).correction
+    if correction is None:
+        correction = own
+    if hasattr(norm, "num_values_tracked") and correction != own:
+        return f"it pools on from its stored variance, which has correction {own}, not {correction}", None
     mean, var = found.actual.mean, found.actual.var(correction)
     if not bool(mean.isfinite().all() and var.isfinite().all()):
         bad = int((~(mean.isfinite() & var.isfinite())).sum())

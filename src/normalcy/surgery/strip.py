@@ -5,7 +5,6 @@ Not for a model whose norms stay frozen: there the bias counts, and it is left a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,7 +18,7 @@ from normalcy.errors import ArgumentError, DataError, NormalcyError, TypeMismatc
 from normalcy.flow import Flow
 from normalcy.report import Item, Report
 from normalcy.sites import PRODUCERS, DeadBias, Removal, kind_of
-from normalcy.surgery.proof import Pass, Whole, copied, recorded
+from normalcy.surgery.proof import Pass, Whole, copied, keep_what_holds, recorded
 
 _EXACT = tuple(cls for classes in PRODUCERS.values() for cls in classes)
 
@@ -219,31 +218,13 @@ def _prove(
 ) -> list[DeadBias]:
     """The biases without which the model stays what it was; found one by one if they do not hold together."""
     whole = Whole(copied(model), example, passes)
-    found = whole.compare(_stripping(verdicts))
-    if not found.holds:
-        kept: list[DeadBias] = []
-        for verdict in verdicts:
-            alone = whole.compare(_stripping([*kept, verdict]))
-            if alone.holds:
-                kept.append(verdict)
-            else:
-                report.refused.append(
-                    Item(verdict.where, f"the model's output changes without it (by {alone.error:.3g})")
-                )
-        verdicts = kept
-        found = whole.compare(_stripping(verdicts))
+    kept, failed, found = keep_what_holds(whole, verdicts, strip)
+    for verdict, miss in failed.items():
+        report.fail(verdict.where, f"the model's output changes without it (by {miss.error:.3g})")
     report.notes += whole.notes
-    if verdicts:
+    if kept:
         report.error, report.bound = found.error, found.bound
-    return verdicts
-
-
-def _stripping(verdicts: list[DeadBias]) -> Callable[[nn.Module], None]:
-    def change(model: nn.Module) -> None:
-        for verdict in verdicts:
-            strip(model, verdict)
-
-    return change
+    return kept
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer | None, inplace: bool) -> None:

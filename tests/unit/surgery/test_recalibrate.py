@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 from unit.models import BATCH_NORMED, data_for, features, images, inputs_of, mlp, norms_of, resnet
 
 from normalcy import nn as ours
-from normalcy.conventions import TORCH
+from normalcy.conventions import KERAS, TORCH
 from normalcy.doctor import examine
 from normalcy.errors import ArgumentError, DataError, TooFewValuesError
 from normalcy.surgery import debias, recalibrate
@@ -295,3 +295,33 @@ def test_bad_arguments_are_refused_with_a_sentence() -> None:
     report = recalibrate(nn.Linear(10, 2), x)
     assert report.notes == ["no batch norm with running statistics to recalibrate"]
     assert report.done == report.refused == []
+
+
+def test_a_list_of_tensors_of_one_kind_is_batches_and_of_two_kinds_one_batch() -> None:
+    norm = nn.BatchNorm1d(1)
+    recalibrate(norm, [torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])])
+    assert norm.running_mean.item() == 3
+    assert norm.running_var.item() == pytest.approx(20 / 3)
+    with pytest.raises(DataError, match="probably one batch"):
+        recalibrate(norm, [torch.randn(4, 1), torch.randn(4)])
+
+
+def test_without_a_correction_each_layer_stores_what_its_convention_stores() -> None:
+    model = nn.ModuleList([nn.BatchNorm1d(1), ours.BatchNorm1d(1, convention=KERAS)])
+    x = torch.tensor([[0.0], [2.0]])
+    for layer, variance in zip(model, (2.0, 1.0), strict=True):
+        recalibrate(layer, x)
+        assert layer.running_var.item() == variance
+        recalibrate(layer, x, correction=1)
+        assert layer.running_var.item() == 2.0
+
+
+def test_a_pooled_layer_pools_on_from_what_was_recalibrated() -> None:
+    pooled = replace(TORCH, cumulative="values")
+    layer = ours.BatchNorm1d(1, momentum=None, convention=pooled)
+    first, second = torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])
+    assert "pools on" in recalibrate(layer, first, correction=0).refused[0].why
+    recalibrate(layer, first)
+    layer.train()(second)
+    assert layer.running_mean.item() == 3
+    assert layer.running_var.item() == pytest.approx(20 / 3)
