@@ -29,7 +29,8 @@ def rendered(checkup: Mapping[str, Any], *, width: int, colour: bool) -> str:
     Example:
         >>> empty = {"findings": [], "sites": [], "unrecognized": [], "not_seen": [], "loss": None}
         >>> made = {"target": "model.py:make", "model": {"class": "Net", "parameters": 12, "norms": 0},
-        ...         "before": empty, "after": None, "repair": None, "fold": None, "baselines": None}
+        ...         "before": empty, "after": None, "repair": None, "fold": None, "baselines": None,
+        ...         "proved": None}
         >>> print(rendered(made, width=80, colour=False).splitlines()[0])
         model.py:make: Net, 12 parameters, 0 normalization layers
     """

@@ -72,7 +72,8 @@ def render_checkup(checkup: Mapping[str, Any]) -> str:
         >>> page = pages.render_checkup({
         ...     "normalcy": "0.1.0", "torch": "2.13.0", "target": "model.py:make",
         ...     "model": {"class": "Sequential", "parameters": 6, "norms": 0}, "baselines": None,
-        ...     "before": empty, "repair": None, "after": None, "fold": None})
+        ...     "before": empty, "repair": None, "after": None, "fold": None,
+        ...     "proved": None, "notes": []})
         >>> "nothing to examine" in page
         True
     """
