@@ -337,3 +337,27 @@ def test_a_check_beforehand_changes_nothing(tmp_path):
                       (tmp_path / "old.html" / "r.html", "which is no folder")):  # fmt: skip
         with pytest.raises(OutputError, match=why):
             writing.check(path)
+
+
+def test_the_repaired_weights_load_into_the_model_as_built_and_evaluate_as_repaired(folder):
+    import torch
+    from torch import nn
+
+    said = normalcy("doctor", "net.py:case", "--fix", "--save", "fixed.pt", "--json", folder=folder)
+    made = json.loads(said.out)
+    assert said.code == 0
+    assert {"recalibrate", "strip_dead_bias"} == {item["what"] for item in made["repair"]["done"]}
+    built = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    built.load_state_dict(torch.load(folder / "fixed.pt", weights_only=True))
+    torch.manual_seed(1)
+    batches = [torch.randn(32, 4) * 3 + 5 for _ in range(4)]
+    with torch.no_grad():
+        loss = sum(float(built.eval()(x).square().mean()) for x in batches) / 4
+    assert loss == pytest.approx(made["after"]["loss"]["eval"], rel=1e-5)
+
+
+def test_saving_without_a_repair_is_refused(folder):
+    said = normalcy("doctor", "net.py:case", "--save", "fixed.pt", folder=folder)
+    assert said.code == 2
+    assert "--save without --fix" in said.err
+    assert not (folder / "fixed.pt").exists()

@@ -13,17 +13,9 @@ from torch import Tensor, nn
 from unit.models import BATCH_NORMED, data_for, features, images, inputs_of, mlp, norms_of, resnet
 
 from normalcy.errors import ArgumentError, DataError, TooFewValuesError
-from normalcy.measure import (
-    gap,
-    mean_loss,
-    measure,
-    must_have_values,
-    on_batch_statistics,
-    random_states_kept,
-    sample,
-    tracking,
-)
+from normalcy.measure import gap, mean_loss, measure, sample, tracking
 from normalcy.moments import Moments
+from normalcy.undisturbed import must_have_values, on_batch_statistics, random_states_kept
 
 
 def assert_near(got: Any, right: Any, relative: float = 1e-10) -> None:

@@ -5,7 +5,6 @@ Not for `trace` itself, which reads its own numbers; it stands here for `--help`
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -38,7 +37,9 @@ def normalcy(
 ) -> None:
     """Normalization for neural networks that is fast, exact and honest about its statistics."""
     if show_version:
-        typer.echo(f"normalcy {own_version()}")
+        import normalcy  # noqa: PLC0415 - only to say its version
+
+        typer.echo(f"normalcy {normalcy.__version__}")
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -72,13 +73,3 @@ def run(argv: list[str]) -> int:
     if result == INTERRUPTED:  # Typer turns Ctrl-C into this
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
-
-
-def own_version() -> str:
-    """The version of this package, as installed."""
-    try:
-        return version("normalcy")
-    except PackageNotFoundError:
-        import normalcy as package  # noqa: PLC0415 - only where a source tree is not installed
-
-        return package.__version__

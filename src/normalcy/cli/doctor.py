@@ -6,12 +6,13 @@ Not for programs: they call `normalcy.doctor.examine` or `normalcy.checkup.run`.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,7 +22,8 @@ from rich.progress import Progress as Bars
 from normalcy.cli import render, writing
 from normalcy.errors import ArgumentError
 
-Progress = Callable[[str, int, int | None], None]
+if TYPE_CHECKING:
+    from normalcy.measure import Progress
 
 
 class FailOn(StrEnum):
@@ -56,6 +58,14 @@ def doctor(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report page.", show_default=False)
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --fix: write the repaired state dict; it loads into the model as it was built.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     fail_on: Annotated[
         FailOn, typer.Option(help="Exit with 1 if a finding at least this severe remains.")
@@ -75,6 +85,10 @@ def doctor(
         raise ArgumentError(
             "--seed with a TARGET", "the embedded example for it", "set seeds in your own function"
         )
+    if save is not None and not fix:
+        raise ArgumentError("--save without --fix", "something repaired to save", "add --fix")
+    if save is not None:
+        writing.check(save)
     if html is not None:
         from normalcy import pages  # noqa: PLC0415 - needs an optional dependency
 
@@ -89,13 +103,30 @@ def doctor(
     if html is not None:
         with writing.atomic(html) as file:
             file.write(page)
+    if save is not None:
+        with writing.atomic(save) as file:
+            file.buffer.write(_saved(checkup))  # a text file's own buffer takes bytes
     if as_json:
         writing.write_out(json.dumps(made, indent=2, allow_nan=False) + "\n")
     else:
         console = Console()
         text = render.rendered(made, width=console.width, colour=console.is_terminal and not console.no_color)
-        writing.write_out(text + (f"\nThe report is in {html}\n" if html is not None else ""))
+        writing.write_out(text + _written(html, save))
     return code_of(checkup.worst(), proved=checkup.proved, fail_on=fail_on)
+
+
+def _written(html: Path | None, save: Path | None) -> str:
+    said = [f"The report is in {html}"] if html is not None else []
+    said += [f"The repaired weights are in {save}"] if save is not None else []
+    return "".join(f"\n{line}\n" for line in said)
+
+
+def _saved(checkup: Any) -> bytes:
+    import torch  # noqa: PLC0415 - as below
+
+    file = io.BytesIO()
+    torch.save(checkup.state(), file)
+    return file.getvalue()
 
 
 def _checkup(

@@ -16,22 +16,10 @@ from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import SEVERITIES, Examination, Examined, Finding, Loss
 from normalcy.doctor.rules import RULES
 from normalcy.errors import ArgumentError, TooFewValuesError
-from normalcy.measure import (
-    Gap,
-    Measured,
-    Progress,
-    Sample,
-    gap,
-    mean_loss,
-    measure,
-    must_have_values,
-    on_batch_statistics,
-    random_states_kept,
-    sample,
-    tracking,
-)
+from normalcy.measure import Gap, Measured, Progress, Sample, gap, mean_loss, measure, sample, tracking
 from normalcy.measure import Loss as LossFunction
 from normalcy.sites import Sites, find, kind_of
+from normalcy.undisturbed import must_have_values, on_batch_statistics, random_states_kept
 
 
 def examine(

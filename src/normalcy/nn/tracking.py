@@ -124,6 +124,7 @@ class BatchNorm1d(_Batch, nn.BatchNorm1d):
     one record that says what momentum weighs, which variance is stored, how `momentum=None` averages,
     whether statistics are debiased, and the defaults of eps and momentum. `.momentum` always holds the
     weight of the new value. Differences from PyTorch are listed in docs/differences.md.
+    `SyncBatchNorm.convert_sync_batchnorm` takes this layer for PyTorch's own and drops a convention.
 
     Raises (in forward):
         ShapeError: dimensions or channels do not fit.

@@ -13,9 +13,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
-from normalcy.measure import must_have_values, shared_statistics
+from normalcy.measure import shared_statistics
 from normalcy.report import Item, Report
 from normalcy.statistics import debiased, warm_count, weight_left
+from normalcy.undisturbed import must_have_values
 
 _NOTHING_LEFT = 2.0**-24
 _COARSE = 0.05

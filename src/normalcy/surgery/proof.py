@@ -6,20 +6,20 @@ Not for changing anything: everything runs on copies, with random states put bac
 from __future__ import annotations
 
 import copy
-import random
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from normalcy.errors import ArgumentError, DataError, ProofError
 from normalcy.flow import Flow, record
 from normalcy.flow.structure import deep_tensors_in
+from normalcy.undisturbed import random_states_kept
 
 Pass = Callable[[nn.Module, object], object]
 Change = TypeVar("Change")
@@ -53,19 +53,13 @@ def copied(model: nn.Module) -> nn.Module:
 @contextmanager
 def undisturbed(seed: int = 0) -> Iterator[None]:
     """No gradients, no compiler, a fixed seed, and every random state as it was afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's model may draw from it
-    try:
-        with ExitStack() as stack:
-            if "torch._dynamo" in sys.modules:  # a compiled model is judged by what it was compiled from
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            stack.enter_context(torch.no_grad())
-            torch.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - the same
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # a compiled model is judged by what it was compiled from
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(random_states_kept())
+        stack.enter_context(torch.no_grad())
+        torch.manual_seed(seed)
+        yield
 
 
 def recorded(model: nn.Module, run: Pass, example: object) -> Flow:
@@ -126,7 +120,7 @@ class Gap:
     @property
     def ratio(self) -> float:
         """Error over bound; 0 where both are zero, infinite where something is not finite."""
-        if not np.isfinite(self.error):
+        if not math.isfinite(self.error):
             return float("inf")
         return self.error / self.bound if self.bound > 0 else (0.0 if self.error == 0 else float("inf"))
 

@@ -17,10 +17,11 @@ from normalcy import case
 from normalcy.case import Call
 from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
-from normalcy.measure import Measured, Progress, measure, must_have_values, shared_statistics, tracking
+from normalcy.measure import Measured, Progress, measure, shared_statistics, tracking
 from normalcy.report import Item, Report
 from normalcy.sites import kind_of
 from normalcy.statistics import warm_count
+from normalcy.undisturbed import must_have_values
 
 
 def recalibrate(

@@ -5,23 +5,24 @@ Composed from `doctor` and `surgery`. It prints nothing and writes nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from normalcy import __version__, example
 from normalcy import case as cases
-from normalcy import example
 from normalcy.case import Case
-from normalcy.doctor import Examination, Examined, examine
+from normalcy.checkup import spelling
+from normalcy.checkup.spelling import Repair
+from normalcy.doctor import Examination, examine
 from normalcy.errors import NormalcyError, ProofError
 from normalcy.measure import Progress
 from normalcy.report import Item, Report
-from normalcy.statistics import warm_count, weight_left
 from normalcy.surgery import debias, fold, recalibrate, strip_dead_bias
+
+__all__ = ["STATISTICS", "Checkup", "Repair", "embedded", "run"]
 
 STATISTICS = (
     "initial-statistics",
@@ -31,18 +32,6 @@ STATISTICS = (
     "negative-variance",
 )
 """The findings that recalibration cures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """What was done and refused: pairs of the operation's name and the place with its reason.
-
-    `failed` is true where something was refused because its proof failed.
-    """
-
-    done: tuple[tuple[str, Item], ...]
-    refused: tuple[tuple[str, Item], ...]
-    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +48,7 @@ class Checkup:
         baselines: losses to compare with, by name.
         notes: what could not be done, and why.
         parameters: how many the model had when it was examined.
+        stripped: a zero tensor for each bias that the repair took out, under its name.
         unproved: nothing could be proved about the model, because it does not even agree with itself.
     """
 
@@ -72,6 +62,7 @@ class Checkup:
     notes: tuple[str, ...] = ()
     parameters: int = 0
     unproved: bool = False
+    stripped: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def proved(self) -> bool | None:
@@ -80,6 +71,13 @@ class Checkup:
             return False
         return True if self.folded and self.folded.done else None
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """The repaired model's state dict, with a zero for each bias that was stripped.
+
+        A zero bias is no bias, so that this loads into the model as it was built before.
+        """
+        return {**self.case.model.state_dict(), **self.stripped}
+
     def worst(self) -> str | None:
         """The severity of the most severe finding that remains."""
         return (self.after or self.before).worst()
@@ -87,9 +85,9 @@ class Checkup:
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values for JSON; numbers that are not finite as words."""
         model = self.case.model
-        found: dict[str, Any] = _plain(
+        found: dict[str, Any] = spelling.plain(
             {
-                "normalcy": _own_version(),
+                "normalcy": __version__,
                 "torch": torch.__version__,
                 "target": self.target,
                 "model": {
@@ -98,9 +96,9 @@ class Checkup:
                     "norms": len(self.before.sites),
                 },
                 "baselines": self.baselines,
-                "before": _examination(self.before),
-                "repair": _repair(self.repair),
-                "after": _examination(self.after) if self.after else None,
+                "before": spelling.examination(self.before),
+                "repair": spelling.repair(self.repair),
+                "after": spelling.examination(self.after) if self.after else None,
                 "fold": self._fold(),
                 "proved": self.proved,
                 "notes": list(self.notes),
@@ -114,8 +112,8 @@ class Checkup:
             return None
         error, bound = report.error, report.bound
         return {
-            "done": _items(report.done),
-            "refused": _items(report.refused),
+            "done": spelling.items(report.done),
+            "refused": spelling.items(report.refused),
             "error": error,
             "bound": bound,
             "ratio": error / bound if error is not None and bound else None,
@@ -164,13 +162,17 @@ def run(
             progress=progress,
         )
 
-    parameters = sum(p.numel() for p in case.model.parameters())
+    parameters, held = sum(p.numel() for p in case.model.parameters()), case.model.state_dict()
     before = look()
     repair = _fix(case, data, before, progress) if fix else None
     shown = {site.where: site.sample.channel for site in before.sites if site.sample}
     after = look(shown) if fix else None  # the same channels, so that the pictures compare
     folded, notes, unproved = _folded(case, data) if folding else (None, (), False)
-    return Checkup(target, case, before, repair, after, folded, baselines, notes, parameters, unproved)
+    left = case.model.state_dict().keys()
+    stripped = {name: torch.zeros_like(value) for name, value in held.items() if name not in left}
+    return Checkup(
+        target, case, before, repair, after, folded, baselines, notes, parameters, unproved, stripped
+    )
 
 
 def embedded(seed: int = 0, progress: Progress | None = None) -> tuple[Case, dict[str, Any]]:
@@ -231,95 +233,3 @@ def _folded(case: Case, data: Any) -> tuple[Report | None, tuple[str, ...], bool
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def _examination(found: Examination) -> dict[str, Any]:
-    return {
-        "findings": [
-            {
-                "code": finding.code,
-                "title": finding.title,
-                "severity": finding.severity,
-                "where": finding.where,
-                "evidence": finding.evidence,
-                "cause": finding.cause,
-                "remedy": finding.remedy,
-            }
-            for finding in found.findings
-        ],
-        "sites": [_site(site) for site in found.sites],
-        "unrecognized": _items(found.unrecognized),
-        "not_seen": _items(found.not_seen),
-        "loss": {"eval": found.loss.eval, "batch": found.loss.batch} if found.loss else None,
-        "notes": list(found.notes),
-    }
-
-
-def _site(site: Examined) -> dict[str, Any]:
-    gap, taken = site.gap, site.sample
-    return {
-        "where": site.where,
-        "kind": site.kind,
-        "class": site.cls,
-        "channels": site.channels,
-        "mode": site.mode,
-        "momentum": site.momentum,
-        "eps": site.eps,
-        "updates": site.updates,
-        "weight_left": site.weight_left,
-        "calls": site.calls,
-        "values": site.values,
-        "gap": {"rms": gap.rms, "worst": gap.worst, "channel": gap.channel} if gap else None,
-        "sample": None
-        if taken is None
-        else {
-            "channel": taken.channel,
-            "before": taken.before,
-            "stored": taken.stored,
-            "batch": taken.batch,
-            "skewness": {name: skewness for name, (skewness, _) in taken.shape().items()},
-            "kurtosis": {name: kurtosis for name, (_, kurtosis) in taken.shape().items()},
-        },
-        "warmup": _warmup(site),
-    }
-
-
-def _warmup(site: Examined, points: int = 60) -> list[dict[str, float]] | None:
-    """The curve (1 − m)ᵏ, until past 1 % and past where the layer stands."""
-    momentum = site.momentum
-    if not momentum or momentum >= 1 or site.updates is None:
-        return None
-    to_one_percent = math.ceil(math.log(0.01) / math.log1p(-momentum))
-    end = max(round(1.2 * to_one_percent), min(site.updates, warm_count(momentum)))
-    ks = sorted({round(end * i / (points - 1)) for i in range(points)})
-    return [{"updates": k, "weight_left": weight_left(momentum, k)} for k in ks]
-
-
-def _repair(repair: Repair | None) -> dict[str, Any] | None:
-    if repair is None:
-        return None
-    return {
-        "done": [{"what": what, "where": item.where, "why": item.why} for what, item in repair.done],
-        "refused": [{"what": what, "where": item.where, "why": item.why} for what, item in repair.refused],
-    }
-
-
-def _items(items: Any) -> list[dict[str, str]]:
-    return [{"where": item.where, "why": item.why} for item in items]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _own_version() -> str:
-    try:
-        return version("normalcy")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"
