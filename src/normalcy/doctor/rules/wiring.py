@@ -69,12 +69,14 @@ class TooFewValues(Rule):
                 continue
             if norm.kind == "batch" and n < _FEW_VALUES:
                 yield self._batch(norm, n)
-            elif n == 1 and norm.kind in ("group", "instance", "layer"):
+            elif n == 1 and norm.kind != "batch":
+                lost = "is its own mean: the output is the bias, whatever comes in"
+                sign = "divided by its own size is 1 or −1: only its sign is left"
                 yield self.found(
                     norm.where,
                     {"values": n, "channels": norm.site.channels},
                     severity="error",
-                    cause="One value is its own mean: the output is the bias, whatever comes in.",
+                    cause=f"One value {sign if norm.kind == 'rms' else lost}.",
                     remedy="Use fewer groups, or normalize over more axes.",
                 )
 
