@@ -373,7 +373,7 @@ def test_a_standardized_weight_is_no_small_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.GroupNorm(3, 3), nn.LayerNorm(1), nn.InstanceNorm1d(3, 1e-5, 0.1, True, True)]
+    "norm", [nn.GroupNorm(3, 3), nn.LayerNorm(1), nn.RMSNorm(1), nn.InstanceNorm1d(3, 1e-5, 0.1, True, True)]
 )
 def test_one_value_alone_is_an_error_for_every_norm(norm: nn.Module) -> None:
     x = torch.randn(20, 3, 1, generator=torch.Generator().manual_seed(0)) + 5
