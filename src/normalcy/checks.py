@@ -54,6 +54,10 @@ def check_input(x: Any, who: str) -> None:
                 "call normalcy.nn.release(model) before tracing",
             )
         raise TypeMismatchError(f"{who} got {type(x).__name__}", "a torch.Tensor")
+    if x.layout != torch.strided:
+        raise TypeMismatchError(
+            f"{who} got an input of layout {x.layout}", "a dense tensor", "use x.to_dense()"
+        )
     if not x.is_floating_point():
         raise TypeMismatchError(
             f"{who} got an input of {x.dtype}", "a floating dtype", "convert it, as with x.float()"

@@ -62,6 +62,8 @@ class Running:
         """
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name
             return
+        if moments.count.is_meta:
+            return
         if not moments.count.numel() or not bool(moments.count.max() > 0):
             return
         if self.momentum is None and self.convention.cumulative == "values":

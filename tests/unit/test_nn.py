@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 import normalcy
 from normalcy import nn as ours
 from normalcy.conventions import FLAX, KERAS, TORCH, replace
-from normalcy.errors import ArgumentError, ShapeError
+from normalcy.errors import ArgumentError, ShapeError, TypeMismatchError
 
 TORCHS = [row for row in NORMS if row.name != "layer-channels"]
 
@@ -248,3 +248,28 @@ def test_layers_call_the_same_routine_as_the_functions() -> None:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)) + 1e4
     layer = ours.BatchNorm1d(3)
     assert torch.equal(layer(x), normalcy.batch_norm(x, None, None, layer.weight, layer.bias, training=True))
+
+
+def test_a_lazy_layer_is_reported_and_adopted_once_it_has_a_class() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm1d())
+    (item,) = ours.adopt(model).refused
+    assert "lazy" in item.why
+    model(torch.randn(8, 3))
+    assert [item.where for item in ours.adopt(model).done] == ["0"]
+    assert type(model[0]) is ours.BatchNorm1d
+
+
+def test_layers_run_on_the_meta_device_and_give_shapes() -> None:
+    for layer, shape in (
+        (ours.BatchNorm1d, (4, 3)),
+        (ours.BatchNorm2d, (4, 3, 2, 5)),
+        (ours.LayerNorm, (4, 3)),
+    ):
+        y = layer(3, device="meta")(torch.empty(shape, device="meta"))
+        assert y.is_meta
+        assert y.shape == shape
+
+
+def test_a_sparse_input_is_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeMismatchError, match=r"sparse_coo; needed: a dense tensor\. Use x\.to_dense"):
+        ours.LayerNorm(3)(torch.eye(3).to_sparse())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from normalcy.conventions import TORCH
@@ -53,7 +55,7 @@ def adopt(model: nn.Module) -> Report:
         elif kind in _OURS:
             module.__class__ = _OURS[kind]
             report.done.append(Item(path, f"torch.nn.{kind.__name__} → normalcy.nn.{kind.__name__}"))
-        elif isinstance(module, (*_OURS, nn.SyncBatchNorm)) and kind not in _TORCHS:
+        elif isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) and kind not in _TORCHS:
             report.refused.append(Item(path, _why_not_exact(module)))
     return report
 
@@ -101,6 +103,8 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _why_not_exact(module: nn.Module) -> str:
+    if isinstance(module, LazyModuleMixin):
+        return "it is lazy, and has no class of its own before its first input"
     if isinstance(module, nn.SyncBatchNorm):
         return "SyncBatchNorm reduces over ranks, which a plain layer does not"
     if parametrize.is_parametrized(module):
