@@ -12,10 +12,10 @@ demo: $(VENV)/.demo
 	$(BIN)/normalcy doctor --fix --fail-on never --html report.html
 
 test: $(VENV)/.test lint types
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --dist loadgroup tests/unit tests/laws
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/unit tests/laws
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
