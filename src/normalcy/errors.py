@@ -19,14 +19,16 @@ class NormalcyError(Exception):
 
     def __init__(self, given: str, needed: str = "", do: str = "") -> None:
         self.given, self.needed, self.do = given, needed, do
-        text = f"{given}; needed: {needed}" if needed else given
-        text = text.rstrip(".") + "."
-        if do:
-            text += f" {do[:1].upper()}{do[1:].rstrip('.')}."
-        super().__init__(" ".join(text.split()))
+        text = f"{given.rstrip('.')}; needed: {needed}" if needed else given
+        sentences = [text, f"{do[:1].upper()}{do[1:]}"] if do else [text]
+        super().__init__(" ".join(_ended(" ".join(sentence.split())) for sentence in sentences))
 
     def __reduce__(self) -> tuple[type[NormalcyError], tuple[str, str, str]]:
         return type(self), (self.given, self.needed, self.do)
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(("?", "!")) else sentence.rstrip(".") + "."
 
 
 class ShapeError(NormalcyError, ValueError, RuntimeError):

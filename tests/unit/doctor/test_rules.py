@@ -516,3 +516,22 @@ def test_every_rule_speaks_in_sentences(code: str) -> None:
         for name, value in finding.evidence.items():
             assert re.fullmatch(r"[a-z_0-9]+", name)
             assert isinstance(value, float | int | str)
+
+
+def test_one_channel_that_is_off_does_not_hide_among_many() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(1024, momentum=None)
+    batches = [torch.randn(64, 1024) * 2 + 5 for _ in range(40)]
+    for x in batches:
+        norm(x)
+    model = nn.Sequential(norm).eval()
+    assert not examine(model, iter(batches)).findings
+    norm.running_mean[17] += 3 * norm.running_var[17].sqrt()
+    (finding,) = examine(model, iter(batches)).findings
+    assert (finding.code, finding.severity, finding.evidence["channel"]) == (
+        "stale-statistics",
+        "warning",
+        17,
+    )
+    assert finding.evidence["gap_rms"] < 0.1
+    assert finding.evidence["gap_worst"] == pytest.approx(3, rel=0.02)

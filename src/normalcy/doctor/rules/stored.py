@@ -15,6 +15,7 @@ _WEIGHT_LEFT = 0.01
 # by less: momentum 0.1 over batches of 64 values wanders by √(0.1/1.9/64) = 0.03.
 _GAP = 0.1
 _LARGE_GAP = 0.5
+_ONE_CHANNEL = 1.0
 _RETRAIN = (
     "Train, load the checkpoint with its buffers, or build it with track_running_stats=False, which "
     "normalizes each example by itself in both modes."
@@ -157,7 +158,7 @@ class StaleStatistics(Rule):
         for norm in evidence.norms:
             if norm.gap is None or norm.measured is None or norm.initial or is_unwarmed(norm):
                 continue
-            if not _finite(norm) or norm.gap.rms <= gap_allowed(norm):
+            if not _finite(norm) or not (norm.gap.rms > gap_allowed(norm) or _one_channel_is_off(norm)):
                 continue
             loss = evidence.loss
             yield self.found(
@@ -178,6 +179,13 @@ def is_unwarmed(norm: Norm) -> bool:
     if left is None or left <= _WEIGHT_LEFT or norm.initial or not _finite(norm):
         return False
     return norm.gap is None or norm.gap.rms > gap_allowed(norm)
+
+
+def _one_channel_is_off(norm: Norm) -> bool:
+    """One channel moved by more than its own spread, which an average over many channels would hide."""
+    if norm.gap is None or norm.measured is None:
+        return False
+    return norm.gap.worst > _ONE_CHANNEL + 8 * norm.measured.standard_error
 
 
 def gap_allowed(norm: Norm) -> float:
