@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from normalcy.doctor.evidence import Evidence
 from normalcy.doctor.findings import Finding, Severity
 
 
-class Rule:
+class Rule(ABC):
     """One kind of fault. `check` yields a finding for each place where it stands."""
 
     code: ClassVar[str]
@@ -18,9 +19,9 @@ class Rule:
     remedy: ClassVar[str]
     severity: ClassVar[Severity] = "error"
 
+    @abstractmethod
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """Yield what is found."""
-        raise NotImplementedError
 
     def found(
         self,
