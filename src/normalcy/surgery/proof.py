@@ -204,6 +204,7 @@ class Whole:
             wide,
             mapped(wide, lambda x: fresh(x, 1)),
             mapped(wide, lambda x: fresh(x, 2, offset=3.0)),
+            mapped(wide, lambda x: fresh(x, 3, offset=-3.0)),  # the other side of a branch on the mean
         ]
         self.exact = copied(model).double()
         self.expected = self._expected()
@@ -233,7 +234,10 @@ class Whole:
         dtypes = {t.dtype for t in (*self.native_expected, *self.model.parameters()) if t.is_floating_point()}
         lowest = max(torch.finfo(dtype).eps for dtype in (*dtypes, *self._lower))
         relative = min(_LOOSE_ULPS * lowest, _LOOSEST)
-        return self._against(self.model, self.native, self.native_expected, change, relative)
+        found = [self._against(self.model, self.native, self.native_expected, change, relative)]
+        for example, expected in zip(self.examples, self.expected, strict=True):
+            found.append(self._against(self.exact, example, expected, change, relative))
+        return worst(found)
 
     def _expected(self) -> list[list[Tensor]]:
         kept, expected = [], []

@@ -603,16 +603,20 @@ def test_a_norm_that_never_ran_is_refused() -> None:
     assert [item.where for item in report.done] == ["norm"]
 
 
-def test_a_branch_that_only_other_data_take_is_found_by_fresh_inputs() -> None:
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_branch_that_only_other_data_take_is_found_by_fresh_inputs(side: int) -> None:
     class Branches(Two):
         def forward(self, x: Tensor) -> Tensor:
             y = self.layer(x)
             z = self.norm(y)
-            return z if x.mean() < 4 else z + y
+            far = x.mean() > example.mean() + 1 if side > 0 else x.mean() < example.mean() - 1
+            return z + y if far else z
 
     torch.manual_seed(0)
-    report = fold(live(Branches()), data(2, 3, 6, 6))
+    example = data(2, 3, 6, 6)
+    report = fold(live(Branches()), example)
     assert "output changes" in why(report, "norm")
+    assert [item.where for item in report.failed] == ["norm"]
 
 
 def test_tokens_are_examples_too() -> None:
