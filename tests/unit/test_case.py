@@ -344,3 +344,10 @@ def test_nothing_is_unpickled(tmp_path):
 
 def test_the_public_names_are_these():
     assert {name for name in case.__all__ if not hasattr(case, name)} == set()
+
+
+@pytest.mark.parametrize("batch", [(), []])
+def test_an_empty_tuple_is_no_batch_for_any_operation(batch):
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(DataError, match=r"the batch is .*; needed: a tensor"):
+        normalcy.surgery.fold(model.eval(), batch)

@@ -52,7 +52,11 @@ def run(model: nn.Module, batch: Any, call: Call | None = None) -> Any:
 
 
 def _first(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    if not batch:
+        raise DataError(f"the batch is {described(batch)}", "a tensor, tuple or dict", "give one with values")
+    return batch[0]
 
 
 def _fits(model: nn.Module, given: Mapping[Any, Any]) -> bool:
