@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normalcy.nn as ours
 from normalcy import spec
+from normalcy.definition import forward
 from normalcy.errors import ArgumentError, TooFewValuesError, TypeMismatchError
 from normalcy.testing import errors_in_ulps
 
@@ -279,3 +281,20 @@ def test_fx_tracing(layer: nn.Module) -> None:
         "call_module",
         "output",
     ]
+
+
+def test_infinity() -> None:
+    x = torch.tensor([[1.0, torch.inf, 3.0]])
+    theirs, mine = nn.RMSNorm(3)(x), ours.RMSNorm(3)(x)
+    assert torch.equal(theirs.isnan(), torch.tensor([[False, True, False]]))
+    assert mine.isnan().all()
+
+
+def test_beyond_range() -> None:
+    x = torch.tensor([[3e38, -3e38, 3e38, 1e38]])
+    assert nn.LayerNorm(4)(x).isnan().all()
+    y = ours.LayerNorm(4)(x)
+    exact = forward("layer", x.numpy()).y
+    right = y.isfinite()
+    assert right.sum() == 3
+    np.testing.assert_allclose(y[right].detach().numpy(), exact[right.numpy()], rtol=1e-5, atol=1e-6)
