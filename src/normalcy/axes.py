@@ -5,10 +5,10 @@ Integers only, no torch. Where values lie in memory is `view`'s business, not th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
 from normalcy.errors import ArgumentError, ShapeError
@@ -76,13 +76,13 @@ class Axes:
         """
         return Role.EXAMPLE in self.average
 
-    def resolve(self, shape: tuple[int, ...]) -> Layout:
-        """Resolve the rule against `shape`.
+    def resolve(self, shape: tuple[int, ...], *, remember: bool = True) -> Layout:
+        """Resolve the rule against `shape`; `remember=False` where extents are symbols, not numbers.
 
         Raises:
             ShapeError: the shape has too few axes, or its channels do not divide into the groups.
         """
-        return _resolve(self, shape)
+        return _remembered(self, shape) if remember else _resolve(self, shape)
 
 
 OVER_BATCH = Axes(frozenset({Role.EXAMPLE, Role.SPACE}), frozenset({Role.CHANNEL}))
@@ -90,7 +90,6 @@ OVER_SPACE = Axes(frozenset({Role.SPACE}), frozenset({Role.CHANNEL}))
 OVER_CHANNELS = Axes(frozenset({Role.CHANNEL}), frozenset({Role.CHANNEL}))
 
 
-@lru_cache(maxsize=256)
 def over_groups(groups: int) -> Axes:
     """Average over the channels of one group, and space (group norm).
 
@@ -98,19 +97,17 @@ def over_groups(groups: int) -> Axes:
         ArgumentError: fewer than one group.
     """
     if groups < 1:
-        raise ArgumentError(f"num_groups is {groups}", "1 or more", "")
+        raise ArgumentError(f"num_groups is {groups}", "1 or more")
     roles = frozenset({Role.CHANNEL, Role.SPACE})
     return Axes(roles, frozenset({Role.GROUP, Role.CHANNEL}), groups=groups)
 
 
-@lru_cache(maxsize=256)
 def over_features(features: int) -> Axes:
     """Average over the last `features` axes of each example (layer and RMS norm)."""
     roles = frozenset({Role.FEATURE})
     return Axes(roles, roles, features=features)
 
 
-@lru_cache(maxsize=4096)
 def _resolve(axes: Axes, shape: tuple[int, ...]) -> Layout:
     split, roles = _named(axes, shape)
     reduce = tuple(i for i, role in enumerate(roles) if role in axes.average)
@@ -121,9 +118,20 @@ def _resolve(axes: Axes, shape: tuple[int, ...]) -> Layout:
         reduce=reduce,
         statistic=tuple(1 if i in reduce else extent for i, extent in enumerate(split)),
         parameter=tuple(e if r in axes.parameters else 1 for e, r in zip(split, roles, strict=True)),
-        values=prod(split[i] for i in reduce),
-        weight=varies if axes.features is not None else (prod(varies),),
+        values=_product(split[i] for i in reduce),
+        weight=varies if axes.features is not None else (_product(varies),),
     )
+
+
+def _product(extents: Iterable[int]) -> int:
+    """As `math.prod`; but compilers follow this one where extents are symbols."""
+    product = 1
+    for extent in extents:
+        product *= extent
+    return product
+
+
+_remembered = lru_cache(maxsize=4096)(_resolve)
 
 
 def _named(axes: Axes, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Role, ...]]:

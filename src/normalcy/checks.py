@@ -5,7 +5,9 @@ Every check raises with what was given, what is needed and what to do; `who` nam
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -14,8 +16,10 @@ from torch import Tensor
 from normalcy import spec
 from normalcy.axes import Layout
 from normalcy.errors import ArgumentError, ShapeError, TooFewValuesError, TypeMismatchError
+from normalcy.kernels.activation import ACTIVATIONS
 
 _HALF = (torch.float16, torch.bfloat16)
+_FLOATING = (torch.float32, torch.float64, *_HALF)
 
 # what shares one statistic, and what to do where that is a single value
 _TOO_FEW = {
@@ -31,10 +35,24 @@ def unit_interval(what: str, value: Any) -> None:
         raise ArgumentError(f"{what}={value}", "a number from 0 to 1, the weight of the new value")
 
 
+def whole(what: str, value: Any, who: str) -> int:
+    """A whole number, of whatever integer type; True is none."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value  # type: ignore[return-value]
+    try:
+        if not isinstance(value, (bool, Tensor)):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ArgumentError(f"{who} got {what}={value!r}", "a whole number")
+
+
 def trailing_shape(x: Tensor, normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]:
     """`normalized_shape` as a tuple, after checking that x ends in it."""
     check_input(x, who)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    many = isinstance(normalized_shape, Sequence)
+    extents: Any = normalized_shape if many else (normalized_shape,)
+    shape = tuple(whole("normalized_shape", extent, who) for extent in extents)
     if not shape:
         raise ShapeError(f"{who} got an empty normalized_shape", "at least one axis")
     if tuple(x.shape[-len(shape) :]) != shape:
@@ -42,6 +60,12 @@ def trailing_shape(x: Tensor, normalized_shape: int | Sequence[int], who: str) -
             f"{who} got an input of shape {tuple(x.shape)}", f"(..., {', '.join(map(str, shape))})"
         )
     return shape
+
+
+def check_eps(eps: Any, who: str) -> None:
+    """A finite number, zero or more."""
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
+        raise ArgumentError(f"{who} got eps={eps!r}", "a finite number, zero or more")
 
 
 def check_input(x: Any, who: str) -> None:
@@ -54,13 +78,19 @@ def check_input(x: Any, who: str) -> None:
                 "call normalcy.nn.release(model) before tracing",
             )
         raise TypeMismatchError(f"{who} got {type(x).__name__}", "a torch.Tensor")
+    if x.is_nested:
+        raise TypeMismatchError(
+            f"{who} got a nested tensor", "a padded one", "pad it, and give mask or lengths"
+        )
     if x.layout != torch.strided:
         raise TypeMismatchError(
             f"{who} got an input of layout {x.layout}", "a dense tensor", "use x.to_dense()"
         )
-    if not x.is_floating_point():
+    if x.dtype not in _FLOATING:
         raise TypeMismatchError(
-            f"{who} got an input of {x.dtype}", "a floating dtype", "convert it, as with x.float()"
+            f"{who} got an input of {x.dtype}",
+            "float64, float32, bfloat16 or float16",
+            "convert it, as with x.float()",
         )
 
 
@@ -69,6 +99,8 @@ def check_parameters(x: Tensor, layout: Layout, weight: Tensor | None, bias: Ten
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is None:
             continue
+        if not isinstance(parameter, Tensor):
+            raise TypeMismatchError(f"{who} got {name} as {type(parameter).__name__}", "a torch.Tensor")
         if tuple(parameter.shape) != layout.weight:
             raise ShapeError(
                 f"{who} got {name} of shape {tuple(parameter.shape)} for an input of shape {tuple(x.shape)}",
@@ -82,6 +114,12 @@ def check_parameters(x: Tensor, layout: Layout, weight: Tensor | None, bias: Ten
 
 
 def _check_dtype(name: str, parameter: Tensor, x: Tensor, who: str) -> None:
+    if parameter.device != x.device:
+        raise TypeMismatchError(
+            f"{who} got {name} on {parameter.device} for an input on {x.device}",
+            "one device for both",
+            f"move the layer, as with .to({str(x.device)!r})",
+        )
     if parameter.dtype == x.dtype or (x.dtype in _HALF and parameter.dtype == torch.float32):
         return
     wide = " or torch.float32" if x.dtype in _HALF else ""
@@ -92,10 +130,12 @@ def _check_dtype(name: str, parameter: Tensor, x: Tensor, who: str) -> None:
     )
 
 
-def check_statistics(kept: tuple[Tensor, ...], x: Tensor, layout: Layout, who: str) -> None:
-    """Running statistics have one value for each channel, in a dtype that fits."""
-    channels = layout.shape[1]
+def check_statistics(kept: tuple[Tensor, ...], x: Tensor, who: str, *, written: bool) -> None:
+    """Running statistics have one value for each channel, in a dtype that fits, and memory of their own."""
+    channels = x.shape[1]
     for name, buffer in zip(("running_mean", "running_var"), kept, strict=True):
+        if not isinstance(buffer, Tensor):
+            raise TypeMismatchError(f"{who} got {name} as {type(buffer).__name__}", "a torch.Tensor")
         if tuple(buffer.shape) != (channels,):
             raise ShapeError(
                 f"{who} got {name} of shape {tuple(buffer.shape)} for an input of shape {tuple(x.shape)}",
@@ -103,6 +143,44 @@ def check_statistics(kept: tuple[Tensor, ...], x: Tensor, layout: Layout, who: s
                 "is the input channels-last?" if buffer.shape[:1] == x.shape[-1:] else "",
             )
         _check_dtype(name, buffer, x, who)
+        if written and channels > 1 and buffer.stride(0) == 0:
+            raise ArgumentError(
+                f"{who} got an expanded {name}, whose channels are one number",
+                "a number each",
+                "use .clone()",
+            )
+
+
+def check_after(x: Tensor, residual: Any, activation: Any, who: str) -> None:
+    """A residual of the shape and dtype of x, and an activation by a name that there is."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"{who} got activation={activation!r}", ", ".join(ACTIVATIONS))
+    if residual is None:
+        return
+    if not isinstance(residual, Tensor):
+        raise TypeMismatchError(f"{who} got residual as {type(residual).__name__}", "a torch.Tensor")
+    if residual.shape != x.shape:
+        raise ShapeError(
+            f"{who} got a residual of shape {tuple(residual.shape)} for an input of shape {tuple(x.shape)}",
+            "the shape of the input",
+        )
+    if residual.dtype != x.dtype or residual.device != x.device:
+        raise TypeMismatchError(
+            f"{who} got a residual of {residual.dtype} on {residual.device} for {x.dtype} on {x.device}",
+            "the dtype and device of the input",
+        )
+
+
+def check_counts(count: Tensor, who: str) -> None:
+    """No channel has a single valid value: that would be its own mean, and of no variance."""
+    single = count == 1
+    if bool(single.any()):
+        channels = int(single.sum())
+        raise TooFewValuesError(
+            f"{who} got a mask that leaves {channels} channel{'s' if channels > 1 else ''} one valid value",
+            "at least two, or none",
+            "mask that value too, use a larger batch, or call .eval()",
+        )
 
 
 def check_values(x: Tensor, norm: spec.Norm, layout: Layout, eps: float, who: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from math import isfinite
 from typing import ParamSpec
 
 import torch
@@ -16,12 +15,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from normalcy import autograd, checks, spec
-from normalcy.axes import Layout
 from normalcy.errors import ArgumentError
-from normalcy.kernels import eager
-from normalcy.kernels.contract import Stats, compute_dtype
-from normalcy.kernels.pick import pick
-from normalcy.moments import Moments
+from normalcy.kernels.contract import compute_dtype
+from normalcy.passes import Extras, normalized
 from normalcy.statistics import Batch, Running, Source, Stored
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize", "rms_norm"]
@@ -53,6 +49,11 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Normalize each channel over the batch and space.
 
@@ -71,6 +72,10 @@ def batch_norm(
         training: use the batch's statistics.
         momentum: the weight of the new value, from 0 to 1.
         eps: added to the variance, inside the root; positive where statistics come from the batch.
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        lengths: instead of a mask, where the last axis is time: example i is valid up to lengths[i].
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Returns:
         y in the shape, memory format and dtype of x. Statistics are summed in float64. An empty batch
@@ -89,7 +94,8 @@ def batch_norm(
         tensor([-1.3416, -0.4472,  0.4472,  1.3416])
     """
     source = _source(running_mean, running_var, momentum, "batch_norm", training=training)
-    return normalized(x, spec.batch, source, weight, bias, eps, "batch_norm")
+    extras = Extras(mask, lengths, residual, activation)
+    return normalized(x, spec.batch, source, weight, bias, eps, "batch_norm", extras, training=training)
 
 
 @_overridable
@@ -99,6 +105,10 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Normalize each example over its last axes.
 
@@ -110,6 +120,9 @@ def layer_norm(
         weight: of shape `normalized_shape`.
         bias: of shape `normalized_shape`.
         eps: added to the variance, inside the root.
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Raises:
         ShapeError: the last axes of x are not `normalized_shape`, or a parameter's shape differs.
@@ -121,7 +134,10 @@ def layer_norm(
         tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
     shape = checks.trailing_shape(x, normalized_shape, "layer_norm")
-    return normalized(x, spec.layer(len(shape)), Batch(), weight, bias, eps, "layer_norm")
+    extras = Extras(mask, None, residual, activation)
+    return normalized(
+        x, spec.layer(len(shape)), Batch(), weight, bias, eps, "layer_norm", extras, training=_training()
+    )
 
 
 @_overridable
@@ -130,6 +146,10 @@ def rms_norm(
     normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
+    *,
+    mask: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Divide each example by its root mean square over the last axes.
 
@@ -140,6 +160,9 @@ def rms_norm(
         normalized_shape: the extents of the last axes, which are averaged over.
         weight: of shape `normalized_shape`.
         eps: inside the root; None: the machine epsilon of the dtype computed in (float32 for half).
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Raises:
         ShapeError: the last axes of x are not `normalized_shape`, or the weight's shape differs.
@@ -153,7 +176,10 @@ def rms_norm(
     shape = checks.trailing_shape(x, normalized_shape, "rms_norm")
     if eps is None:
         eps = torch.finfo(compute_dtype(x)).eps
-    return normalized(x, spec.rms(len(shape)), Batch(), weight, None, eps, "rms_norm")
+    extras = Extras(mask, None, residual, activation)
+    return normalized(
+        x, spec.rms(len(shape)), Batch(), weight, None, eps, "rms_norm", extras, training=_training()
+    )
 
 
 @_overridable
@@ -163,6 +189,11 @@ def group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Normalize each group of channels of each example, over the group's channels and space.
 
@@ -174,6 +205,10 @@ def group_norm(
         weight: (channels,).
         bias: (channels,).
         eps: added to the variance, inside the root.
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        lengths: instead of a mask, where the last axis is time: example i is valid up to lengths[i].
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Raises:
         ShapeError: the channels do not divide into the groups, or a parameter's shape differs.
@@ -184,7 +219,18 @@ def group_norm(
         >>> group_norm(torch.tensor([[1.0, 3.0, 5.0, 9.0]]), 2)
         tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
     """
-    return normalized(x, spec.group(num_groups), Batch(), weight, bias, eps, "group_norm")
+    extras = Extras(mask, lengths, residual, activation)
+    return normalized(
+        x,
+        spec.group(checks.whole("num_groups", num_groups, "group_norm")),
+        Batch(),
+        weight,
+        bias,
+        eps,
+        "group_norm",
+        extras,
+        training=_training(),
+    )
 
 
 @_overridable
@@ -197,6 +243,11 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Normalize each channel of each example over space.
 
@@ -214,6 +265,10 @@ def instance_norm(
         use_input_stats: each instance's own statistics; False: the running ones.
         momentum: the weight of the new value, from 0 to 1.
         eps: added to the variance, inside the root.
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        lengths: instead of a mask, where the last axis is time: example i is valid up to lengths[i].
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Raises:
         ArgumentError: neither running statistics nor `use_input_stats`.
@@ -227,7 +282,10 @@ def instance_norm(
                  [-1.0000,  1.0000]]])
     """
     source = _source(running_mean, running_var, momentum, "instance_norm", use_input_stats=use_input_stats)
-    return normalized(x, spec.instance, source, weight, bias, eps, "instance_norm")
+    extras = Extras(mask, lengths, residual, activation)
+    return normalized(
+        x, spec.instance, source, weight, bias, eps, "instance_norm", extras, training=use_input_stats
+    )
 
 
 @_overridable
@@ -238,6 +296,10 @@ def normalize(
     bias: Tensor | None = None,
     source: Source | None = None,
     eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Normalize by any `spec.Norm`: what every other function here is a row of.
 
@@ -248,73 +310,17 @@ def normalize(
         bias: the same.
         source: `statistics.Batch` (default) or `statistics.Stored`.
         eps: added to the variance, inside the root.
+        mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
+        residual: added after bias; the shape and dtype of x.
+        activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Example:
         >>> x = torch.tensor([[1.0, 3.0], [5.0, 9.0]]).reshape(1, 2, 1, 2)
         >>> normalize(x, spec.channels).flatten()
         tensor([-1.0000, -1.0000,  1.0000,  1.0000])
     """
-    return normalized(x, norm, source or Batch(), weight, bias, eps, f"{norm.name} norm")
-
-
-def normalized(
-    x: Tensor,
-    norm: spec.Norm,
-    source: Source,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    who: str,
-) -> Tensor:
-    """What functions and layers share: check, collect, choose the source, apply, record.
-
-    `who` names the caller in errors. Running statistics change last, after everything that can fail.
-    """
-    checks.check_input(x, who)
-    layout = norm.axes.resolve(tuple(x.shape))
-    checks.check_parameters(x, layout, weight, bias, who)
-    if not (isfinite(eps) and eps >= 0):
-        raise ArgumentError(f"{who} got eps={eps}", "a finite number, zero or more")
-    record = source.record if isinstance(source, Batch) else None
-    stored = (source.mean, source.var) if isinstance(source, Stored) else ()
-    kept = (record.mean, record.var) if record else stored
-    if kept:
-        checks.check_statistics(kept, x, layout, who)
-    if isinstance(source, Stored):
-        stats = _stored_stats(source, x, eps)
-        return autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
-    checks.check_values(x, norm, layout, eps, who)
-    if record is None and autograd.transforming():
-        return eager.compose(x, layout, weight, bias, eps=eps, center=norm.center, constants=None)
-    moments = pick(x).collect(x, layout)
-    stats = finish(moments, layout.values, eps, center=norm.center)
-    if eps == 0 and x.numel() and bool(stats.rstd.isinf().any()):
-        raise ArgumentError(f"{who} got eps=0 and values without any spread", "eps > 0, or values that vary")
-    y = autograd.normalize(x, layout, stats, weight, bias, eps=eps, center=norm.center)
-    if record and x.numel():
-        record.update(_by_channel(moments, layout, outlives=norm.axes.outlives_example))
-    return y
-
-
-def finish(moments: Moments, values: int, eps: float, *, center: bool) -> Stats:
-    """Mean and rstd = 1/√(var + eps); without centring 1/√(E[x²] + eps), E[x²] = var + mean²."""
-    var = moments.m2 / max(values, 1)
-    if center:
-        return Stats(moments.mean, (var + eps).rsqrt(), values)
-    return Stats(None, (var + moments.mean.square() + eps).rsqrt(), values)
-
-
-def _stored_stats(source: Stored, x: Tensor, eps: float) -> Stats:
-    """Copies, so that a later update of the buffers cannot change a gradient."""
-    shape = (1, -1, *([1] * (x.dim() - 2)))
-    mean = source.mean.detach().to(torch.float64, copy=True).reshape(shape)
-    return Stats(mean, (source.var.detach().double().reshape(shape) + eps).rsqrt(), None)
-
-
-def _by_channel(moments: Moments, layout: Layout, *, outlives: bool) -> Moments:
-    """Of shape (channels,), or (examples, channels) where each example has statistics of its own."""
-    shape = (-1,) if outlives else (layout.statistic[0], layout.statistic[1])
-    return Moments(moments.count.reshape(shape), moments.mean.reshape(shape), moments.m2.reshape(shape))
+    extras = Extras(mask, None, residual, activation)
+    return normalized(x, norm, source or Batch(), weight, bias, eps, f"{norm.name} norm", extras)
 
 
 def _source(mean: Tensor | None, var: Tensor | None, momentum: float, who: str, **from_data: bool) -> Source:
@@ -332,3 +338,8 @@ def _source(mean: Tensor | None, var: Tensor | None, momentum: float, who: str, 
             "say which of the two is meant",
         )
     return Batch(Running(mean, var, momentum=momentum)) if wanted else Stored(mean, var)
+
+
+def _training() -> bool:
+    """Whether a norm without a mode is to be taken as training: not where a program is exported."""
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting() and not autograd.tracing()

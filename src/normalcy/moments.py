@@ -12,6 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from normalcy import masks
 from normalcy.errors import ArgumentError, ShapeError, TypeMismatchError
 
 Dims = int | Sequence[int] | None
@@ -66,11 +67,11 @@ class Moments:
         dims = _dims(x, dim)
         if not dims:  # torch takes an empty tuple for all axes; here it means none
             x, dims, keepdim = x.unsqueeze(-1), (x.dim(),), False
-            mask = mask.unsqueeze(-1) if mask is not None else None
+            mask = masks.checked(mask, x[..., 0]).unsqueeze(-1) if mask is not None else None
         if x.is_complex():
             raise TypeMismatchError("x is complex", "a real dtype", "normalize real and imaginary part apart")
         with torch.no_grad():
-            return _of(x.detach(), dims, _checked(mask, x), keepdim=keepdim)
+            return _of(x.detach(), dims, None if mask is None else masks.checked(mask, x), keepdim=keepdim)
 
     @staticmethod
     def empty(shape: Sequence[int] = (), device: torch.device | str | None = None) -> Moments:
@@ -145,15 +146,3 @@ def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:
     if len(set(dims)) < len(dims):
         raise ArgumentError(f"dim={dim} names an axis twice", "each axis at most once")
     return dims
-
-
-def _checked(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    if mask is None:
-        return None
-    if mask.dtype != torch.bool:
-        raise TypeMismatchError(f"mask is {mask.dtype}", "torch.bool, True = valid", "use mask.bool()")
-    try:
-        return mask.broadcast_to(x.shape)
-    except RuntimeError:
-        given = f"mask has shape {tuple(mask.shape)} for an input of shape {tuple(x.shape)}"
-        raise ShapeError(given, "a shape that broadcasts to the input's") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 
 from normalcy.axes import OVER_BATCH, OVER_CHANNELS, OVER_SPACE, Axes, over_features, over_groups
 
@@ -49,19 +48,28 @@ tracked_instance = replace(instance, infer=Origin.STORED)  # as PyTorch's, with 
 channels = Norm("layer", OVER_CHANNELS)  # layer norm over the channels of each position (NCHW)
 
 
-@lru_cache(maxsize=256)
+# Made once each, and in dictionaries rather than a cache decorator, which compilers warn about.
+_layer: dict[int, Norm] = {}
+_rms: dict[int, Norm] = {}
+_group: dict[int, Norm] = {}
+
+
 def layer(features: int) -> Norm:
     """Layer norm over the last `features` axes."""
-    return Norm("layer", over_features(features))
+    if features not in _layer:
+        _layer[features] = Norm("layer", over_features(features))
+    return _layer[features]
 
 
-@lru_cache(maxsize=256)
 def rms(features: int) -> Norm:
     """RMS norm over the last `features` axes: layer norm without the mean."""
-    return replace(layer(features), name="rms", center=False)
+    if features not in _rms:
+        _rms[features] = Norm("rms", over_features(features), center=False)
+    return _rms[features]
 
 
-@lru_cache(maxsize=256)
 def group(groups: int) -> Norm:
     """Group norm with this many groups of channels."""
-    return Norm("group", over_groups(groups))
+    if groups not in _group:
+        _group[groups] = Norm("group", over_groups(groups))
+    return _group[groups]

@@ -53,57 +53,156 @@ class Running:
     convention: Convention = TORCH
     values: Tensor | None = None
 
-    @torch.no_grad()
     def update(self, moments: Moments) -> None:
         """Take in the moments of one batch: shape (channels,), or (examples, channels) to average over.
 
-        No values are no update: neither statistics nor counter change. Inside a backward pass nothing
-        is updated either, so that activation checkpointing, which runs a forward pass twice, counts once.
-        """
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name
-            return
-        if moments.count.is_meta:
-            return
-        if not moments.count.numel() or not bool(moments.count.max() > 0):
-            return
-        if self.momentum is None and self.convention.cumulative == "values":
-            self._pool(moments)
-        else:
-            k = self._number()
-            weight = weight_of_new(self.momentum, k, debias=self.convention.debias)
-            var = _over_examples(moments.var(self.convention.correction))
-            _blend(self.mean, _over_examples(moments.mean), weight)
-            _blend(self.var, var, weight)
-        if self.batches is not None:  # last, so that a failure has counted nothing
-            self.batches.add_(1)
+        A channel without values keeps its statistics, and without any value nothing is counted. Inside a
+        backward pass nothing is updated either, so that activation checkpointing, which runs a forward
+        pass twice, counts once. Nothing is read back to the host, save where values are pooled.
 
-    def _number(self) -> int:
-        """Which update this is, counted from 1; 0 where the rule does not depend on it."""
-        if self.momentum is not None and not self.convention.debias:
-            return 0
-        if self.batches is None:
+        Under a compiler this is the operator `normalcy::update_running`, which decides when it runs.
+        """
+        pooled = self.momentum is None and self.convention.cumulative == "values"
+        if pooled and self.values is None:
+            raise ArgumentError("pooled running statistics without a count of values", "a `values` tensor")
+        if self.batches is None and (self.convention.debias or (self.momentum is None and not pooled)):
             raise ArgumentError(
                 "running statistics without a count of batches", "num_batches_tracked, for such an average"
             )
-        return int(self.batches) + 1
-
-    def _pool(self, moments: Moments) -> None:
-        """Merge with what was pooled so far, whose M2 follows from the stored variance and the count."""
-        if self.values is None:
-            raise ArgumentError("pooled running statistics without a count of values", "a `values` tensor")
-        seen = self.values.double()
-        # before the first batch count is 0, and what the buffers hold then is nobody's variance
-        freedom = (seen - self.convention.correction).clamp(min=0)
-        known = seen > 0
-        before = Moments(
-            seen.expand_as(self.mean),
-            torch.where(known, self.mean.double(), 0.0),
-            torch.where(known, self.var.double() * freedom, 0.0),
+        update = torch.ops.normalcy.update_running if torch.compiler.is_compiling() else _update
+        update(
+            *(self.mean, self.var, self.batches, self.values if pooled else None),
+            *(moments.count, moments.mean, moments.m2),
+            *(self.momentum, self.convention.correction, self.convention.debias),
         )
-        whole = before + moments
-        self.mean.copy_(whole.mean)
-        self.var.copy_(whole.var(self.convention.correction))
-        self.values.copy_(whole.count.max())
+
+    def as_pytorch(self) -> float | None:
+        """The weight of the new value at this update, where PyTorch's own operator would make the same one.
+
+        0 inside a backward pass, where nothing is to be updated; None where PyTorch cannot.
+        """
+        pooled = self.momentum is None and self.convention.cumulative == "values"
+        if pooled or self.convention.correction != TORCH.correction:
+            return None
+        if torch.compiler.is_compiling():
+            return None if self.momentum is None or self.convention.debias else self.momentum
+        if _recomputing():
+            return 0.0
+        if self.batches is None or self.batches.is_meta:
+            return self.momentum
+        k = 0 if self.momentum is not None and not self.convention.debias else int(self.batches) + 1
+        return weight_of_new(self.momentum, k, debias=self.convention.debias)
+
+    def count_one(self) -> None:
+        """Count an update that PyTorch's own operator has made."""
+        if self.batches is not None and (torch.compiler.is_compiling() or not _recomputing()):
+            self.batches.add_(1)
+
+
+def _recomputing() -> bool:
+    """Whether this runs inside a backward pass, as a checkpointed forward pass does the second time."""
+    inside: bool = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name
+    return inside
+
+
+@torch.no_grad()
+def _update(
+    mean: Tensor,
+    var: Tensor,
+    batches: Tensor | None,
+    values: Tensor | None,
+    count: Tensor,
+    new_mean: Tensor,
+    m2: Tensor,
+    momentum: float | None,
+    correction: int,
+    debias: bool,
+) -> None:
+    if _recomputing() or not count.numel():
+        return
+    new = Moments(count, new_mean, m2)
+    if values is not None:
+        after = _pooled(mean, var, values, new, correction)
+    else:
+        weight = _weight(momentum, batches, debias=debias)
+        after = _blended(mean, var, new, correction, weight)
+    # Everything is computed before anything is changed, and the counter last.
+    mean.copy_(after[0])
+    var.copy_(after[1])
+    if values is not None:
+        values.add_(count.max().to(values.dtype))
+    if batches is not None:
+        batches.add_((count > 0).any())
+
+
+def _weight(momentum: float | None, batches: Tensor | None, *, debias: bool) -> float | Tensor:
+    """`weight_of_new` at the number of this update, as a tensor where it depends on that."""
+    if momentum is not None and not (debias and 0 < momentum < 1):
+        return momentum
+    if batches is None:
+        raise ArgumentError("running statistics without a count of batches", "num_batches_tracked")
+    k = batches.double() + 1
+    if momentum is None:
+        return 1 / k
+    return (momentum / (1 - (1 - momentum) ** k)).clamp(max=1)
+
+
+def _blended(
+    mean: Tensor, var: Tensor, new: Moments, correction: int, weight: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """(1 − w)·kept + w·new in float64; w = 1 forgets what was kept, even a NaN."""
+    known = new.count > correction
+    fresh = (new.mean, new.var(correction))
+    if known.dim() > 1:  # the examples' own statistics, averaged over those that have any
+        examples = known.sum(0).clamp(min=1)
+        fresh = tuple(torch.where(known, f, 0.0).sum(0) / examples for f in fresh)  # type: ignore[assignment]
+        known = known.any(0)
+    after = []
+    for kept, f in zip((mean, var), fresh, strict=True):
+        wide = kept.double()
+        blend = (1 - weight) * wide + weight * f
+        whole = (
+            torch.where(weight == 1, f, blend) if isinstance(weight, Tensor) else f if weight == 1 else blend
+        )
+        after.append(torch.where(known, whole, wide))
+    return after[0], after[1]
+
+
+def _pooled(
+    mean: Tensor, var: Tensor, values: Tensor, new: Moments, correction: int
+) -> tuple[Tensor, Tensor]:
+    """Merge with what was pooled so far, whose M2 follows from the stored variance and the count."""
+    if bool((new.count != new.count.max()).any()):
+        raise ArgumentError(
+            "a mask that leaves some channels more values than others, with statistics pooled by values",
+            "as many valid values in every channel",
+            'use cumulative="batches", or a mask that is the same for all channels',
+        )
+    seen = values.double()
+    # before the first batch count is 0, and what the buffers hold then is nobody's variance
+    freedom = (seen - correction).clamp(min=0)
+    known = seen > 0
+    before = Moments(
+        seen.expand_as(mean),
+        torch.where(known, mean.double(), 0.0),
+        torch.where(known, var.double() * freedom, 0.0),
+    )
+    whole = before + new
+    has = whole.count > correction
+    return torch.where(has, whole.mean, mean.double()), torch.where(has, whole.var(correction), var.double())
+
+
+torch.library.define(
+    "normalcy::update_running",
+    "(Tensor(a!) mean, Tensor(b!) var, Tensor(c!)? batches, Tensor(d!)? values, Tensor count, "
+    "Tensor new_mean, Tensor m2, float? momentum, int correction, bool debias) -> ()",
+)
+torch.library.impl("normalcy::update_running", "CompositeExplicitAutograd")(_update)
+
+
+@torch.library.register_fake("normalcy::update_running")  # type: ignore[untyped-decorator]
+def _nothing_returned(*_: object) -> None:
+    """The shapes of what comes out: nothing does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,13 +267,3 @@ def debiased(running: Tensor, initial: float, left: float) -> Tensor:
     Float64 in and out; `left` below 1.
     """
     return (running.double() - left * initial) / (1 - left)
-
-
-def _over_examples(statistic: Tensor) -> Tensor:
-    return statistic.mean(0) if statistic.dim() > 1 else statistic
-
-
-def _blend(kept: Tensor, new: Tensor, weight: float) -> None:
-    """(1 − w)·kept + w·new in float64, rounded once; w = 1 forgets what was kept, even a NaN."""
-    new = new.double()
-    kept.copy_(new if weight == 1 else (1 - weight) * kept.double() + weight * new)

@@ -11,9 +11,9 @@ from laws.tables import BACKENDS, BATCH, CENTRED, NORMS, Row, cotangent, recordi
 from laws.truth import truth
 from torch import Tensor
 
-from normalcy.functional import finish
 from normalcy.kernels import eager
-from normalcy.kernels.contract import Needs
+from normalcy.kernels.contract import Given, Needs
+from normalcy.passes import finish
 from normalcy.testing import assert_close, check_gradient_sums_to_zero, check_gradients
 
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
@@ -210,8 +210,9 @@ def test_the_sums_of_batch_norms_backward_are_weight_times_the_parameters_gradie
     weight = layer.weight.detach().clone()
     weight[1] = 0
     layout = row.norm.axes.resolve(row.shape)
-    stats = finish(eager.collect(x, layout), layout.values, 1e-5, center=True)
-    sums = eager.collect_grad(cotangent(x), x, layout, stats, weight, Needs(x=True, weight=True, bias=True))
+    stats = finish(eager.collect(x, layout, None), layout.values, 1e-5, center=True)
+    needs = Needs(x=True, weight=True, bias=True)
+    sums = eager.collect_grad(cotangent(x), Given(x, weight), layout, stats, needs)
     torch.testing.assert_close(sums.s1.flatten(), weight * sums.dbias.flatten(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(sums.s2.flatten(), weight * sums.dweight.flatten(), rtol=1e-12, atol=1e-12)
     assert sums.s2.flatten()[1] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as theirs_of
@@ -124,7 +125,7 @@ def test_a_stored_statistic_in_half_precision_serves_half_input() -> None:
         (
             lambda: normalcy.batch_norm(X.long(), training=True),
             TypeMismatchError,
-            "torch.int64; needed: a floating",
+            "torch.int64; needed: float64",
         ),
         (lambda: normalcy.layer_norm([1.0, 2.0], 2), TypeMismatchError, "got list; needed: a torch.Tensor"),
         (lambda: normalcy.group_norm(X, 2, W.float()), TypeMismatchError, "weight of torch.float32"),
@@ -134,6 +135,36 @@ def test_a_stored_statistic_in_half_precision_serves_half_input() -> None:
             TypeMismatchError,
             "weight of torch.float16 and bias of torch.float32",
         ),
+        (lambda: normalcy.layer_norm(X, 5, eps=None), ArgumentError, "eps=None; needed: a finite number"),
+        (lambda: normalcy.layer_norm(X, 5, eps="1e-5"), ArgumentError, "eps='1e-5'"),
+        (lambda: normalcy.layer_norm(X, 5, eps=True), ArgumentError, "eps=True"),
+        (lambda: normalcy.layer_norm(X, 5, [1.0] * 5), TypeMismatchError, "weight as list"),
+        (lambda: normalcy.layer_norm(X, 5.0), ArgumentError, "normalized_shape=5.0; needed: a whole"),
+        (lambda: normalcy.layer_norm(X, True), ArgumentError, "normalized_shape=True"),
+        (lambda: normalcy.group_norm(X, True), ArgumentError, "num_groups=True"),
+        (lambda: normalcy.group_norm(X, 3.0), ArgumentError, "num_groups=3.0"),
+        (
+            lambda: normalcy.batch_norm(X, MEAN, [1.0], training=True),
+            TypeMismatchError,
+            "running_var as list",
+        ),
+        (lambda: normalcy.batch_norm(X, MEAN, VAR, momentum="a"), ArgumentError, "momentum=a"),
+        (lambda: normalcy.batch_norm(X, training=True, activation="tanh"), ArgumentError, "relu, leaky_relu"),
+        (lambda: normalcy.batch_norm(X, training=True, residual=X[0]), ShapeError, "residual of shape"),
+        (lambda: normalcy.batch_norm(X, training=True, residual=X.float()), TypeMismatchError, "residual of"),
+        (
+            lambda: normalcy.batch_norm(
+                torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged), training=True
+            ),
+            TypeMismatchError,
+            "nested tensor",
+        ),
+        (lambda: normalcy.layer_norm(X.to(torch.float8_e4m3fn), 5), TypeMismatchError, "float8_e4m3fn"),
+        (
+            lambda: normalcy.layer_norm(X, 5, eps=0, weight=None, mask=X),
+            TypeMismatchError,
+            "mask is torch.float64",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(
@@ -142,6 +173,13 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     with pytest.raises(error, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_may_be_of_any_integer_type() -> None:
+    right = normalcy.layer_norm(X, 5)
+    assert torch.equal(normalcy.layer_norm(X, np.int64(5)), right)
+    assert torch.equal(normalcy.layer_norm(X, (np.int32(5),)), right)
+    assert torch.equal(normalcy.group_norm(X, np.int64(2)), normalcy.group_norm(X, 2))
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def test_what_is_not_exactly_pytorchs_is_left_and_reported() -> None:
         (ours.BatchNorm1d(4, convention=KERAS), "stores the biased variance"),
         (ours.BatchNorm1d(4, convention=replace(TORCH, debias=True)), "debiased"),
         (ours.BatchNorm1d(4, momentum=None, convention=replace(TORCH, cumulative="values")), "pools values"),
+        (ours.InstanceNorm1d(4, momentum=None, track_running_stats=True), "never updates"),
     ],
 )
 def test_what_pytorch_cannot_express_is_not_released(layer: nn.Module, why: str) -> None:
@@ -217,6 +218,30 @@ def test_momentum_is_read_at_call_time() -> None:
     layer.momentum = 1.0
     layer(torch.tensor([[1e3 + 2.0], [1e3 + 4.0]]))
     assert layer.running_mean.item() == 1003
+
+
+@pytest.mark.parametrize("momentum", [2, -1.0, float("nan"), "0.1"])
+def test_a_momentum_set_to_nonsense_is_refused_when_it_is_used(momentum: object) -> None:
+    layer = ours.BatchNorm1d(2)
+    layer.momentum = momentum
+    with pytest.raises(ArgumentError, match=r"BatchNorm1d\(2\).momentum=.*; needed: a number from 0 to 1"):
+        layer(torch.tensor([[2.0, 1e3], [4.0, -1e3]]))
+    assert layer.running_mean.tolist() == [0, 0]
+    assert layer.eval()(torch.tensor([[2.0, 1e3]])).isfinite().all()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_pooled_statistics_are_not_loaded_without_their_count(strict: bool) -> None:
+    x = torch.tensor([[2.0, 1e3], [4.0, -1e3]])
+    trained = nn.BatchNorm1d(2)
+    trained(x)
+    layer = ours.BatchNorm1d(2, momentum=None, convention=replace(TORCH, cumulative="values"))
+    with pytest.raises(RuntimeError, match="num_values_tracked is not in the state"):
+        layer.load_state_dict(trained.state_dict(), strict=strict)
+    fresh = nn.BatchNorm1d(2)
+    layer.load_state_dict(fresh.state_dict(), strict=False)
+    layer(x)
+    assert layer.running_mean.tolist() == [3, 0]
 
 
 def test_resetting_forgets_everything_counted() -> None:

@@ -7,10 +7,11 @@
 | sums and moments | float64 |
 | mean and rstd, kept for the backward pass | float64 |
 | element by element | float32; float64 for float64 input |
-| output, dx | the input's |
+| output, dx, dresidual | the input's |
 | dweight, dbias | the parameter's |
 
-No verb is differentiable: derivatives are the business of `autograd`.
+No verb is differentiable: derivatives are the business of `autograd`. A mask is to a backend which places
+count; what stands at the others reaches no result, and their output and gradient are 0.
 """
 
 from __future__ import annotations
@@ -24,25 +25,43 @@ from normalcy.axes import Layout
 from normalcy.moments import Moments
 
 
+class Given(NamedTuple):
+    """The tensors of one call, in the caller's shapes; what is not there is None.
+
+    Attributes:
+        x: the input.
+        weight, bias: of shape `layout.weight`; they broadcast over `layout.shape`.
+        residual: added before the activation; the shape and dtype of x.
+        mask: bool, the shape of x; True = valid.
+    """
+
+    x: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    mask: Tensor | None = None
+
+
 class Stats(NamedTuple):
     """What an input is normalized with: finished, float64, of the layout's statistic shape.
 
     Attributes:
         mean: None where the norm does not centre (RMS norm).
         rstd: 1/√(var + eps), or 1/√(E[x²] + eps) where the norm does not centre.
-        values: how many values each statistic came from; None: they are constants to the input.
+        n: how many values each statistic came from, a tensor where a mask decides; None: the statistics
+            are constants to the input.
     """
 
     mean: Tensor | None
     rstd: Tensor
-    values: int | None
+    n: Tensor | int | None
 
 
 class GradSums(NamedTuple):
-    """Sums over the values that share a statistic, with g = dy·weight: s1 = Σg, s2 = Σg·x̂. Both add.
+    """Sums over the values that share a statistic, with g = dz·weight: s1 = Σg, s2 = Σg·x̂. Both add.
 
     s1 is None where the norm does not centre; both are unused where statistics are constants.
-    dweight = Σdy·x̂ and dbias = Σdy are sums over the *parameter's* index, and None where not needed.
+    dweight = Σdz·x̂ and dbias = Σdz are sums over the *parameter's* index, and None where not needed.
     """
 
     s1: Tensor | None
@@ -51,39 +70,34 @@ class GradSums(NamedTuple):
     dbias: Tensor | None
 
 
-class Backend(Protocol):
-    """Four verbs. Inputs come in the caller's shape; parameters broadcast over `layout.shape`."""
-
-    name: str
-
-    def why_not(self, x: Tensor) -> str | None:
-        """A sentence why this backend cannot take x, or None if it can."""
-
-    def collect(self, x: Tensor, layout: Layout) -> Moments:
-        """The moments of x, of shape `layout.statistic`."""
-
-    def apply(
-        self, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """Compute y = (x − mean)·rstd·weight + bias, in the shape, memory format and dtype of x."""
-
-    def collect_grad(
-        self, dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, needs: Needs
-    ) -> GradSums:
-        """The sums that dx and the parameters' gradients need."""
-
-    def apply_grad(
-        self, dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, sums: GradSums
-    ) -> Tensor:
-        """Compute dx = (g − (s1 + x̂·s2)/values)·rstd, or g·rstd where statistics are constants."""
-
-
 class Needs(NamedTuple):
     """Which gradients are asked for."""
 
     x: bool
     weight: bool
     bias: bool
+    residual: bool = False
+
+
+class Backend(Protocol):
+    """Four verbs. dz is the gradient at the norm's own output, before residual and activation."""
+
+    name: str
+
+    def why_not(self, given: Given) -> str | None:
+        """A sentence why this backend cannot take this call, or None if it can."""
+
+    def collect(self, x: Tensor, layout: Layout, mask: Tensor | None) -> Moments:
+        """The moments of x, of shape `layout.statistic`."""
+
+    def apply(self, given: Given, layout: Layout, stats: Stats, activation: str | None) -> Tensor:
+        """Compute y = activation((x − mean)·rstd·weight + bias + residual), like x in shape and dtype."""
+
+    def collect_grad(self, dz: Tensor, given: Given, layout: Layout, stats: Stats, needs: Needs) -> GradSums:
+        """The sums that dx and the parameters' gradients need."""
+
+    def apply_grad(self, dz: Tensor, given: Given, layout: Layout, stats: Stats, sums: GradSums) -> Tensor:
+        """Compute dx = (g − (s1 + x̂·s2)/n)·rstd, or g·rstd where statistics are constants."""
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

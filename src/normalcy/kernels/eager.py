@@ -1,7 +1,7 @@
 """The backend in plain PyTorch operations: right in every layout, and not fast.
 
-The same file holds `compose`, the differentiable form of the whole forward pass, for derivatives of any
-order. Not the definition: that is `normalcy.definition`, which judges this.
+Not for derivatives beyond the first: those are `compose`'s. Not the definition either: that is
+`normalcy.definition`, which judges this.
 """
 
 from __future__ import annotations
@@ -10,100 +10,68 @@ import torch
 from torch import Tensor
 
 from normalcy.axes import Layout, Role
-from normalcy.kernels.contract import GradSums, Needs, Stats, compute_dtype
+from normalcy.kernels.activation import ACTIVATIONS
+from normalcy.kernels.contract import Given, GradSums, Needs, Stats, compute_dtype
 from normalcy.moments import Moments
 
 name = "eager"
 
 
-def why_not(x: Tensor) -> str | None:  # noqa: ARG001 - the contract asks for x; plain PyTorch takes any
+def why_not(given: Given) -> str | None:  # noqa: ARG001 - the contract asks; plain PyTorch takes any call
     """Never a reason: whatever PyTorch can compute, this can."""
     return None
 
 
-def collect(x: Tensor, layout: Layout) -> Moments:
+def collect(x: Tensor, layout: Layout, mask: Tensor | None) -> Moments:
     """The moments of x in two float64 passes, of shape `layout.statistic`."""
-    return Moments.of(split(x, layout), layout.reduce, keepdim=True)
+    valid = None if mask is None else split(mask, layout)
+    return Moments.of(split(x, layout), layout.reduce, valid, keepdim=True)
 
 
-def apply(x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Compute y = ((x − s) − r)·rstd·weight + bias with mean = s + r, in the shape and dtype of x.
+def apply(given: Given, layout: Layout, stats: Stats, activation: str | None) -> Tensor:
+    """Compute y = activation(((x − s) − r)·rstd·weight + bias + residual) with mean = s + r.
 
     The pair s = float32(mean), r = mean − s keeps a few units in the last place however far the data lie
     from zero; x·a + c would cancel. Reads x once and makes two passes over one temporary for each operand.
     """
-    y = _normalized(split(x, layout), stats)
-    if weight is not None:
-        y *= weight.reshape(layout.parameter).to(y.dtype)
-    if bias is not None:
-        y += bias.reshape(layout.parameter).to(y.dtype)
-    return join(y.to(x.dtype), layout)
+    y = _normalized(given, layout, stats)
+    if given.weight is not None:
+        y *= given.weight.reshape(layout.parameter).to(y.dtype)
+    if given.bias is not None:
+        y += given.bias.reshape(layout.parameter).to(y.dtype)
+    if given.residual is not None:
+        y += split(given.residual, layout).to(y.dtype)
+    if activation is not None:
+        y = ACTIVATIONS[activation].function(y)
+    return join(_valid(y.to(given.x.dtype), given, layout), layout)
 
 
-def collect_grad(
-    dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, needs: Needs
-) -> GradSums:
-    """Σg and Σg·x̂ over each statistic's values, Σdy·x̂ and Σdy over each parameter's; summed in float64."""
-    dy = split(dy, layout).to(compute_dtype(x))
-    from_data = stats.values is not None and needs.x
-    scale = None if weight is None else weight.reshape(layout.parameter).double()
+def collect_grad(dz: Tensor, given: Given, layout: Layout, stats: Stats, needs: Needs) -> GradSums:
+    """Σg and Σg·x̂ over each statistic's values, Σdz·x̂ and Σdz over each parameter's; summed in float64."""
+    dz = _valid(split(dz, layout).to(compute_dtype(given.x)), given, layout)
+    from_data = stats.n is not None and needs.x
+    scale = None if given.weight is None else given.weight.reshape(layout.parameter).double()
     center = stats.mean is not None
-    s1, dbias = _sums(dy, layout, scale, statistic=from_data and center, parameter=needs.bias)
+    s1, dbias = _sums(dz, layout, scale, statistic=from_data and center, parameter=needs.bias)
     if not (needs.weight or from_data):
         return GradSums(s1, None, None, dbias)
-    dy = _normalized(split(x, layout), stats).mul_(dy)
-    s2, dweight = _sums(dy, layout, scale, statistic=from_data, parameter=needs.weight)
+    product = dz * _normalized(given, layout, stats)  # out of place: dz may be a batch of gradients
+    s2, dweight = _sums(product, layout, scale, statistic=from_data, parameter=needs.weight)
     return GradSums(s1, s2, dweight, dbias)
 
 
-def apply_grad(
-    dy: Tensor, x: Tensor, layout: Layout, stats: Stats, weight: Tensor | None, sums: GradSums
-) -> Tensor:
-    """Compute dx = (g − (s1 + x̂·s2)/values)·rstd; the mean of g is taken off as a pair, as that of x is."""
-    g = split(dy, layout).to(compute_dtype(x), copy=True)
-    if weight is not None:
-        g *= weight.reshape(layout.parameter).to(g.dtype)
-    if sums.s2 is not None and stats.values is not None:
-        n = max(stats.values, 1)
+def apply_grad(dz: Tensor, given: Given, layout: Layout, stats: Stats, sums: GradSums) -> Tensor:
+    """Compute dx = (g − (s1 + x̂·s2)/n)·rstd; the mean of g is taken off as a pair, as that of x is."""
+    g = split(dz, layout).to(compute_dtype(given.x), copy=True)
+    if given.weight is not None:
+        g *= given.weight.reshape(layout.parameter).to(g.dtype)
+    if sums.s2 is not None and stats.n is not None:
+        n = stats.n.clamp(min=1) if isinstance(stats.n, Tensor) else max(stats.n, 1)
         if sums.s1 is not None:
             _subtract(g, sums.s1 / n)
-        g -= _normalized(split(x, layout), stats).mul_((sums.s2 / n).to(g.dtype))
+        g -= (sums.s2 / n).to(g.dtype) * _normalized(given, layout, stats)
     g *= stats.rstd.to(g.dtype)
-    return join(g.to(x.dtype), layout)
-
-
-def compose(
-    x: Tensor,
-    layout: Layout,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *,
-    eps: float,
-    center: bool,
-    constants: Stats | None,
-) -> Tensor:
-    """The forward pass as differentiable operations, in float64; statistics recomputed from x unless given.
-
-    For derivatives of order two and more, and for transforms (vmap, jvp, jacfwd, hessian).
-    """
-    wide = split(x, layout).double()
-    if constants is not None:
-        centred = wide if constants.mean is None else wide - constants.mean
-        y = centred * constants.rstd
-    else:
-        centred = wide
-        if center:
-            first = wide.detach()
-            for i in layout.reduce:
-                first = first.narrow(i, 0, 1)
-            centred = wide - first  # so that a constant is exactly zero after its mean is taken off
-            centred = centred - centred.mean(layout.reduce, keepdim=True)
-        y = centred * (centred.square().mean(layout.reduce, keepdim=True) + eps).rsqrt()
-    if weight is not None:
-        y = y * weight.reshape(layout.parameter).double()
-    if bias is not None:
-        y = y + bias.reshape(layout.parameter).double()
-    return join(y.to(x.dtype), layout)
+    return join(_valid(g.to(given.x.dtype), given, layout), layout)
 
 
 def split(x: Tensor, layout: Layout) -> Tensor:
@@ -122,13 +90,18 @@ def join(y: Tensor, layout: Layout) -> Tensor:
     return y.flatten(axis, axis + 1)
 
 
-def _normalized(x: Tensor, stats: Stats) -> Tensor:
-    """x̂ as a fresh tensor in the compute dtype."""
-    xhat = x.to(compute_dtype(x), copy=True)
+def _valid(x: Tensor, given: Given, layout: Layout) -> Tensor:
+    """X, and 0 at masked places, whatever stood there."""
+    return x if given.mask is None else torch.where(split(given.mask, layout), x, 0)
+
+
+def _normalized(given: Given, layout: Layout, stats: Stats) -> Tensor:
+    """x̂ as a fresh tensor in the compute dtype, 0 at masked places."""
+    xhat = split(given.x, layout).to(compute_dtype(given.x), copy=True)
     if stats.mean is not None:
         _subtract(xhat, stats.mean)
     xhat *= stats.rstd.to(xhat.dtype)
-    return xhat
+    return _valid(xhat, given, layout)
 
 
 def _subtract(x: Tensor, value: Tensor) -> None:

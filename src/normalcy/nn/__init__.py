@@ -6,6 +6,7 @@
 
 from normalcy.nn.adopting import adopt, release
 from normalcy.nn.features import GroupNorm, LayerNorm, LayerNorm2d, RMSNorm
+from normalcy.nn.fused import Fused
 from normalcy.nn.tracking import (
     BatchNorm1d,
     BatchNorm2d,
@@ -19,6 +20,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Fused",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",

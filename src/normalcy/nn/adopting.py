@@ -7,9 +7,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from normalcy.conventions import TORCH
 from normalcy.errors import ArgumentError
+from normalcy.nn.base import Layer
 from normalcy.nn.features import GroupNorm, LayerNorm, LayerNorm2d, RMSNorm
+from normalcy.nn.fused import Fused
 from normalcy.nn.tracking import (
     BatchNorm1d,
     BatchNorm2d,
@@ -17,7 +18,6 @@ from normalcy.nn.tracking import (
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,
-    Tracking,
 )
 from normalcy.report import Item, Report
 
@@ -76,15 +76,15 @@ def release(model: nn.Module) -> Report:
     for path, module in _modules(model):
         kind = type(module)
         if kind in _TORCHS:
-            why = _why_torch_cannot(module)
+            why = module.why_not_torch() if isinstance(module, Layer) else None
             if why:
                 report.refused.append(Item(path, why))
                 continue
             module.__dict__.pop("convention", None)
             module.__class__ = _TORCHS[kind]
             report.done.append(Item(path, f"normalcy.nn.{kind.__name__} → torch.nn.{kind.__name__}"))
-        elif isinstance(module, LayerNorm2d):
-            report.refused.append(Item(path, "PyTorch has no layer norm over the channels of NCHW"))
+        elif isinstance(module, (LayerNorm2d, Fused)):
+            report.refused.append(Item(path, str(module.why_not_torch())))
         elif isinstance(module, tuple(_TORCHS)):
             report.refused.append(Item(path, _why_not_exact(module)))
     return report
@@ -110,16 +110,3 @@ def _why_not_exact(module: nn.Module) -> str:
     if parametrize.is_parametrized(module):
         return "its parameters are parametrized, which makes it a class of its own"
     return f"{type(module).__name__} is a subclass, and may compute something else"
-
-
-def _why_torch_cannot(module: nn.Module) -> str | None:
-    if not isinstance(module, Tracking):
-        return None
-    convention = module.convention
-    if module.running_mean is not None and convention.correction != TORCH.correction:
-        return f"it stores the biased variance ({convention.name}), PyTorch's layer the unbiased one"
-    if convention.debias and module.running_mean is not None and module.momentum is not None:
-        return "its statistics are debiased, which PyTorch's layer cannot continue"
-    if hasattr(module, "num_values_tracked"):
-        return "its cumulative average pools values, PyTorch's layer averages batches"
-    return None

@@ -6,21 +6,23 @@ Layers that may keep running statistics are in `tracking`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normalcy import spec
 from normalcy.checks import check_input, trailing_shape
 from normalcy.conventions import DEFAULT, TORCH, Convention, Default
 from normalcy.errors import ShapeError
-from normalcy.functional import normalized
 from normalcy.kernels.contract import compute_dtype
+from normalcy.nn.base import Layer, TimeLayer
+from normalcy.passes import Extras, normalized
 from normalcy.statistics import Batch
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(Layer, nn.LayerNorm):
     """Layer norm over the last axes: `torch.nn.LayerNorm`. The same in training and evaluation.
 
     Source: Ba, Kiros & Hinton, Layer Normalization, arXiv:1607.06450.
@@ -30,8 +32,6 @@ class LayerNorm(nn.LayerNorm):
         >>> LayerNorm(4, convention=FLAX).eps
         1e-06
     """
-
-    convention: Convention = TORCH
 
     def __init__(
         self,
@@ -49,15 +49,18 @@ class LayerNorm(nn.LayerNorm):
         if convention is not TORCH:
             self.convention = convention
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input`; see the class."""
-        shape = tuple(self.normalized_shape)
-        trailing_shape(input, shape, type(self).__name__)
-        norm = spec.layer(len(shape))
-        return normalized(input, norm, Batch(), self.weight, self.bias, self.eps, type(self).__name__)
+    def normalize(self, input: Tensor, extras: Extras) -> Tensor:
+        """Normalize with what may stand around the norm in the same pass."""
+        who, shape = type(self).__name__, tuple(self.normalized_shape)
+        trailing_shape(input, shape, who)
+        norm, parameters = spec.layer(len(shape)), (self.weight, self.bias)
+        return normalized(input, norm, Batch(), *parameters, self.eps, who, extras, training=self.training)
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(Layer, nn.RMSNorm):
     """RMS norm over the last axes: `torch.nn.RMSNorm`. y = x/√(E[x²] + eps)·weight.
 
     `eps=None` is the machine epsilon of the dtype computed in (float32 for half precision).
@@ -68,8 +71,6 @@ class RMSNorm(nn.RMSNorm):
         >>> RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()
         tensor([[0.8485, 1.1314]])
     """
-
-    convention: Convention = TORCH
 
     def __init__(
         self,
@@ -86,15 +87,19 @@ class RMSNorm(nn.RMSNorm):
         if convention is not TORCH:
             self.convention = convention
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize `x`; see the class."""
-        shape = tuple(self.normalized_shape)
-        trailing_shape(x, shape, type(self).__name__)
-        eps = torch.finfo(compute_dtype(x)).eps if self.eps is None else self.eps
-        return normalized(x, spec.rms(len(shape)), Batch(), self.weight, None, eps, type(self).__name__)
+    def normalize(self, input: Tensor, extras: Extras) -> Tensor:
+        """Normalize with what may stand around the norm in the same pass."""
+        who, shape = type(self).__name__, tuple(self.normalized_shape)
+        trailing_shape(input, shape, who)
+        eps = torch.finfo(compute_dtype(input)).eps if self.eps is None else self.eps
+        norm, parameters = spec.rms(len(shape)), (self.weight, None)
+        return normalized(input, norm, Batch(), *parameters, eps, who, extras, training=self.training)
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
 
-class GroupNorm(nn.GroupNorm):
+class GroupNorm(TimeLayer, nn.GroupNorm):
     """Group norm over a group's channels and space: `torch.nn.GroupNorm`.
 
     Source: Wu & He, Group Normalization, arXiv:1803.08494.
@@ -103,8 +108,6 @@ class GroupNorm(nn.GroupNorm):
         >>> GroupNorm(2, 4)(torch.tensor([[1.0, 3.0, 5.0, 9.0]])).detach()
         tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
     """
-
-    convention: Convention = TORCH
 
     def __init__(
         self,
@@ -125,14 +128,17 @@ class GroupNorm(nn.GroupNorm):
         if convention is not TORCH:
             self.convention = convention
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input`; see the class."""
+    def normalize(self, input: Tensor, extras: Extras) -> Tensor:
+        """Normalize with what may stand around the norm in the same pass."""
         who = f"GroupNorm({self.num_groups}, {self.num_channels})"
-        norm = spec.group(self.num_groups)
-        return normalized(input, norm, Batch(), self.weight, self.bias, self.eps, who)
+        norm, parameters = spec.group(self.num_groups), (self.weight, self.bias)
+        return normalized(input, norm, Batch(), *parameters, self.eps, who, extras, training=self.training)
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-class LayerNorm2d(nn.Module):
+class LayerNorm2d(TimeLayer):
     """Layer norm over the channels of each position of (examples, channels, *space).
 
     Not group norm with one group, which averages over space too. PyTorch has no such layer; ConvNeXt's is
@@ -144,8 +150,9 @@ class LayerNorm2d(nn.Module):
         tensor([-1.0000, -1.0000,  1.0000,  1.0000])
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
+    if TYPE_CHECKING:  # scripts read a class's annotations, and not these
+        weight: Tensor | None
+        bias: Tensor | None
 
     def __init__(
         self,
@@ -174,8 +181,8 @@ class LayerNorm2d(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input`; see the class."""
+    def normalize(self, input: Tensor, extras: Extras) -> Tensor:
+        """Normalize with what may stand around the norm in the same pass."""
         who = f"LayerNorm2d({self.num_channels})"
         check_input(input, who)
         if input.dim() < 3 or input.shape[1] != self.num_channels:
@@ -183,7 +190,20 @@ class LayerNorm2d(nn.Module):
                 f"{who} got an input of shape {tuple(input.shape)}",
                 f"(examples, {self.num_channels}, *space)",
             )
-        return normalized(input, spec.channels, Batch(), self.weight, self.bias, self.eps, who)
+        norm, parameters = spec.channels, (self.weight, self.bias)
+        return normalized(input, norm, Batch(), *parameters, self.eps, who, extras, training=self.training)
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        y = functional.layer_norm(input.movedim(1, -1), [self.num_channels], self.weight, self.bias, self.eps)
+        return y.movedim(-1, 1)
+
+    def why_not_torch(self) -> str | None:
+        """PyTorch has no layer of this kind."""
+        return "PyTorch has no layer norm over the channels of NCHW"
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Operators of PyTorch's serve where a layer is not there."""
+        return self
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from normalcy import spec
-from normalcy.checks import check_input
+from normalcy.checks import check_input, unit_interval
 from normalcy.conventions import DEFAULT, TORCH, Convention, Default
 from normalcy.errors import ArgumentError, ShapeError
-from normalcy.functional import normalized
+from normalcy.nn.base import TimeLayer
+from normalcy.passes import Extras, normalized
 from normalcy.statistics import Batch, Running, Source, Stored
 
 Momentum = float | None | Default
 
 
-class Tracking(_NormBase):
+class Tracking(TimeLayer, _NormBase):
     """What batch and instance norm share: running statistics, and the choice between them and the data."""
 
-    convention: Convention = TORCH
     num_values_tracked: Tensor
     _norm: spec.Norm
     _dims: tuple[int, ...]
@@ -79,14 +80,16 @@ class Tracking(_NormBase):
             return Stored(mean, var)
         if not (self.training and self.track_running_stats):
             return Batch()
+        if self.momentum is not None:
+            unit_interval(f"{self._named()}.momentum", self.momentum)
         values = getattr(self, "num_values_tracked", None)
         return Batch(Running(mean, var, self.num_batches_tracked, self.momentum, self.convention, values))
 
     def _named(self) -> str:
         return f"{type(self).__name__}({self.num_features})"
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input`; see the class."""
+    def normalize(self, input: Tensor, extras: Extras) -> Tensor:
+        """Normalize with what may stand around the norm in the same pass."""
         check_input(input, self._named())
         unbatched = self._norm is not spec.batch and input.dim() == self._dims[0]
         if input.dim() not in self._dims:
@@ -101,8 +104,44 @@ class Tracking(_NormBase):
                 f"{self.num_features} channels on axis {0 if unbatched else 1}",
                 "is the input channels-last?" if input.shape[-1] == self.num_features else "",
             )
-        y = normalized(x, self._norm, self._source(), self.weight, self.bias, self.eps, self._named())
+        if unbatched:
+            extras = extras.unbatched(input)
+        y = normalized(
+            x,
+            self._norm,
+            self._source(),
+            self.weight,
+            self.bias,
+            self.eps,
+            self._named(),
+            extras,
+            training=self.training,
+        )
         return y.squeeze(0) if unbatched else y
+
+    def why_not_torch(self) -> str | None:
+        """A sentence why PyTorch's own layer cannot be what this one is, or None if it can."""
+        convention = self.convention
+        if self.running_mean is not None and convention.correction != TORCH.correction:
+            return f"it stores the biased variance ({convention.name}), PyTorch's layer the unbiased one"
+        if convention.debias and self.running_mean is not None and self.momentum is not None:
+            return "its statistics are debiased, which PyTorch's layer cannot continue"
+        if hasattr(self, "num_values_tracked"):
+            return "its cumulative average pools values, PyTorch's layer averages batches"
+        return None
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
+    ) -> None:
+        missing, unexpected, errors = lists
+        counted = state_dict.get(f"{prefix}num_batches_tracked")
+        pooled = hasattr(self, "num_values_tracked") and f"{prefix}num_values_tracked" not in state_dict
+        if pooled and counted is not None and not counted.is_meta and int(counted) > 0:
+            errors.append(
+                f"{prefix}num_values_tracked is not in the state: the next batch would forget statistics; "
+                'add how many values each channel has seen, or use cumulative="batches".'
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
     def extra_repr(self) -> str:
         """PyTorch's, and the convention where it is another."""
@@ -112,6 +151,23 @@ class Tracking(_NormBase):
 
 class _Batch(Tracking):
     _norm = spec.batch
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        return functional.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            momentum,
+            self.eps,
+        )
 
 
 class BatchNorm1d(_Batch, nn.BatchNorm1d):
@@ -159,6 +215,31 @@ class BatchNorm3d(_Batch, nn.BatchNorm3d):
 
 
 class _Instance(Tracking):
+    __constants__ = [*_NormBase.__constants__, "_dims"]  # noqa: RUF012 - as scripts read it
+    __jit_unused_properties__ = ("_norm",)  # not for scripts to compile
+
+    def why_not_torch(self) -> str | None:
+        """As for batch norm; and PyTorch's instance norm does not average cumulatively."""
+        if self.running_mean is not None and self.momentum is None:
+            return "its momentum is None, with which PyTorch's instance norm never updates its statistics"
+        return super().why_not_torch()
+
+    def _scripted(self, input: Tensor) -> Tensor:
+        one = input.dim() == self._dims[0]
+        batched = input.unsqueeze(0) if one else input
+        momentum = 0.0 if self.momentum is None else self.momentum
+        y = functional.instance_norm(
+            batched,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            momentum,
+            self.eps,
+        )
+        return y.squeeze(0) if one else y
+
     @property
     def _norm(self) -> spec.Norm:  # type: ignore[override]
         return spec.tracked_instance if self.track_running_stats else spec.instance
