@@ -203,7 +203,7 @@ def _by_sign(dy: Tensor, passes: Tensor, activation: str | None) -> Tensor:
 
 
 def _only_valid(gradient: Tensor, mask: Tensor | None) -> Tensor:
-    return gradient if mask is None else torch.where(mask, gradient, 0.0)
+    return gradient if mask is None else gradient.clone().masked_fill_(~mask, 0.0)  # keeps the strides
 
 
 def _like(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:

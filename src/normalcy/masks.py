@@ -32,6 +32,11 @@ def checked(mask: Tensor, x: Tensor) -> Tensor:
         raise ShapeError(given, "a shape that broadcasts to the input's") from None
 
 
+def has_values(t: Tensor) -> bool:
+    """Whether the values can be read: not on the meta device, and no stand-in of a tracer."""
+    return type(t) is Tensor and not t.is_meta
+
+
 def of_lengths(lengths: Tensor, shape: Sequence[int]) -> Tensor:
     """The mask of an input (examples, ..., time) whose i-th example is valid up to `lengths[i]`.
 
@@ -58,7 +63,7 @@ def of_lengths(lengths: Tensor, shape: Sequence[int]) -> Tensor:
             f"lengths has shape {tuple(lengths.shape)} for an input of shape {tuple(shape)}",
             "one length for each example of (examples, channels, ..., time)",
         )
-    if not torch.compiler.is_compiling() and lengths.device.type != "meta":
+    if not torch.compiler.is_compiling() and has_values(lengths):
         outside = (lengths < 0) | (lengths > shape[-1])
         if bool(outside.any()):
             wrong = lengths[outside][0].item()

@@ -78,14 +78,14 @@ def normalized(
     traced = torch.compiler.is_compiling() or autograd.tracing()
     elsewhere = x.device.type != "cpu"
     transforming = autograd.transforming()
-    if given.mask is None and not transforming and (elsewhere or (traced and not training)):
+    through_stored = isinstance(source, Stored) and (source.mean.requires_grad or source.var.requires_grad)
+    alone = given.mask is None and not transforming and not through_stored
+    if alone and (elsewhere or (traced and not training)):
         return _by_pytorch(given, norm, source, record, form, traced=traced)
     if isinstance(source, Stored):
-        wants = source.mean.requires_grad or source.var.requires_grad
-        stats = _stored_stats(source, x, eps, copy=not (traced or transforming or wants))
-        if traced or transforming or wants:
-            return _composed(given, form, stats)[0]
-        return autograd.normalize(given, stats, form)
+        if traced or transforming or through_stored:
+            return _composed(given, form, _stored_stats(source, x, eps, copy=False))[0]
+        return autograd.normalize(given, _stored_stats(source, x, eps, copy=True), form)
     if traced or transforming:
         y, moments = _composed(given, form, None)
     else:
@@ -132,7 +132,7 @@ def _collected(given: Given, form: Form, norm: Norm, who: str) -> tuple[Tensor, 
     """Collect and apply by the backend that serves this call."""
     x, layout, eps = given.x, form.layout, form.eps
     moments = pick(given).collect(x, layout, given.mask)
-    if given.mask is not None and norm.name == "batch":
+    if given.mask is not None and norm.name == "batch" and masks.has_values(given.mask):
         checks.check_counts(moments.count, who)
     stats = finish(moments, layout.values if given.mask is None else None, eps, center=form.center)
     if eps == 0 and x.numel() and bool((stats.rstd.isinf() & (moments.count > 0)).any()):
@@ -163,10 +163,11 @@ def _by_pytorch(
     """PyTorch's operators: bare where a compiler sees them, inside our boundary on another device."""
     stored = running = stats = None
     if isinstance(source, Stored):
-        # Copies, so that a later update of the buffers cannot change a gradient.
-        stored = (source.mean, source.var) if traced else (source.mean.clone(), source.var.clone())
-        if not traced:
-            stats = _stored_stats(source, given.x, form.eps, copy=False)
+        stored = (source.mean, source.var)
+        if not traced and autograd.wants_gradient(given):
+            # Copies, so that a later update of the buffers cannot change a gradient.
+            stored = (source.mean.clone(), source.var.clone())
+            stats = _stored_stats(source, given.x, form.eps, copy=True)
     weight = record.as_pytorch() if record is not None else None
     if record is not None and weight:
         running = (record.mean, record.var, weight)

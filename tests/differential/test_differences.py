@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ import torch.fx
 from differential.table import rows
 from laws.truth import truth
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import normalcy
 import normalcy.nn as ours
 from normalcy import spec
+from normalcy.conventions import KERAS, TORCH
 from normalcy.definition import forward
 from normalcy.errors import ArgumentError, TooFewValuesError, TypeMismatchError
 from normalcy.testing import errors_in_ulps
@@ -255,6 +259,59 @@ def test_momentum_range() -> None:
     assert nn.BatchNorm1d(3, momentum=2.5).momentum == 2.5
     with pytest.raises(ArgumentError, match=r"momentum=2\.5"):
         ours.BatchNorm1d(3, momentum=2.5)
+    layer = ours.BatchNorm1d(3)
+    layer.momentum = 2.5
+    with pytest.raises(ArgumentError, match=r"momentum=2\.5"):
+        layer(torch.randn(4, 3))
+
+
+def test_stored_gradient() -> None:
+    x = torch.tensor([[2.0], [5.0], [11.0]])
+    mean, var = torch.tensor([4.0], requires_grad=True), torch.tensor([9.0])
+    with pytest.raises(RuntimeError, match="running_mean"):
+        functional.batch_norm(x, mean, var)
+    normalcy.batch_norm(x, mean, var).sum().backward()
+    assert mean.grad.item() == pytest.approx(-3 * (9 + 1e-5) ** -0.5)
+
+
+def test_nested() -> None:
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert functional.layer_norm(nested, (4,)).is_nested
+    with pytest.raises(TypeMismatchError, match="nested"):
+        normalcy.layer_norm(nested, 4)
+
+
+def test_overflow() -> None:
+    x = torch.tensor([[1e200], [-1e200], [3e200]], dtype=torch.float64)
+    assert not functional.batch_norm(x, None, None, training=True).any()
+    assert not functional.rms_norm(x.T, (3,)).any()
+    assert functional.layer_norm(x.T.contiguous(), (3,)).isnan().all()
+    assert normalcy.batch_norm(x, training=True).isnan().all()
+    assert normalcy.rms_norm(x.T, 3).isnan().all()
+    assert normalcy.layer_norm(x.T, 3).isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (ours.BatchNorm1d(4, convention=KERAS), "biased variance"),
+        (ours.BatchNorm1d(4, convention=replace(TORCH, debias=True)), "debiased"),
+        (ours.InstanceNorm1d(4, momentum=None, track_running_stats=True), "never updates"),
+        (ours.Fused(ours.BatchNorm1d(4), "relu"), "Fused"),
+    ],
+)
+def test_scripting(layer: nn.Module, why: str) -> None:
+    model = nn.Sequential(layer)
+    with pytest.raises(TypeMismatchError, match=why):
+        torch.jit.script(model)
+    assert model[0] is layer
+    mine, theirs = ours.BatchNorm1d(4), nn.BatchNorm1d(4)
+    x = torch.randn(6, 4, 3) + 50
+    scripted = torch.jit.script(mine)
+    assert torch.equal(scripted(x), theirs(x))
+    assert torch.equal(scripted.running_var, theirs.running_var)
 
 
 def test_instance_channels_warning() -> None:

@@ -203,3 +203,17 @@ def test_a_meta_input_is_given_to_pytorchs_operators() -> None:
         assert any(f"{operator}_backward" in name for name in seen), seen
         assert not any("var" in name.split(".")[1] for name in seen), seen
         seen.clear()
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"lengths": torch.tensor([3, 1])}, {"mask": torch.ones(1, 1, 3).bool()}]
+)
+def test_what_has_no_values_is_normalized_without_reading_any(extra: dict[str, Tensor]) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    layer = normalcy.nn.BatchNorm1d(2)
+    meta = {name: value.to("meta") for name, value in extra.items()}
+    assert layer.to("meta")(torch.empty(2, 2, 3, device="meta"), **meta).shape == (2, 2, 3)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(value) for name, value in extra.items()}
+        assert normalcy.nn.BatchNorm1d(2)(torch.empty(2, 2, 3), **fake).shape == (2, 2, 3)

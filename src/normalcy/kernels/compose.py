@@ -31,8 +31,7 @@ def compose(
     """
     wide = split(given.x, layout).double()
     mask = None if given.mask is None else split(given.mask, layout)
-    if mask is not None:
-        wide = torch.where(mask, wide, 0.0)
+    wide = _valid(wide, mask)
     if constants is not None:
         moments = Moments.empty(layout.statistic, wide.device)
         y = (wide if constants.mean is None else wide - constants.mean) * constants.rstd
@@ -46,10 +45,7 @@ def compose(
         y = y + split(given.residual, layout).double()
     if activation is not None:
         y = ACTIVATIONS[activation].function(y)
-    y = y.to(given.x.dtype)
-    if mask is not None:
-        y = torch.where(mask, y, 0.0)
-    return join(y, layout), moments
+    return join(_valid(y.to(given.x.dtype), mask), layout), moments
 
 
 def _standardized(
@@ -84,7 +80,7 @@ def _one_of(wide: Tensor, mask: Tensor | None, count: Tensor, layout: Layout) ->
 
 
 def _valid(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x if mask is None else torch.where(mask, x, 0.0)
+    return x if mask is None else x.masked_fill(~mask, 0.0)
 
 
 def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:

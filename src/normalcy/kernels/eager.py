@@ -48,7 +48,8 @@ def apply(given: Given, layout: Layout, stats: Stats, activation: str | None) ->
 
 def collect_grad(dz: Tensor, given: Given, layout: Layout, stats: Stats, needs: Needs) -> GradSums:
     """Σg and Σg·x̂ over each statistic's values, Σdz·x̂ and Σdz over each parameter's; summed in float64."""
-    dz = _valid(split(dz, layout).to(compute_dtype(given.x)), given, layout)
+    masked = given.mask is not None
+    dz = _valid(split(dz, layout).to(compute_dtype(given.x), copy=masked), given, layout)
     from_data = stats.n is not None and needs.x
     scale = None if given.weight is None else given.weight.reshape(layout.parameter).double()
     center = stats.mean is not None
@@ -91,8 +92,8 @@ def join(y: Tensor, layout: Layout) -> Tensor:
 
 
 def _valid(x: Tensor, given: Given, layout: Layout) -> Tensor:
-    """X, and 0 at masked places, whatever stood there."""
-    return x if given.mask is None else torch.where(split(given.mask, layout), x, 0)
+    """X, a fresh tensor, with 0 at masked places, whatever stood there. In place, which keeps its strides."""
+    return x if given.mask is None else x.masked_fill_(~split(given.mask, layout), 0)
 
 
 def _normalized(given: Given, layout: Layout, stats: Stats) -> Tensor:

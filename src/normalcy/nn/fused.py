@@ -93,7 +93,7 @@ class Fused(nn.Module):
             y = y + residual
         if self.activation is not None:
             y = ACTIVATIONS[self.activation].function(y)
-        return y if mask is None else torch.where(mask, y, 0.0)
+        return y if mask is None else y.masked_fill(~mask, 0.0)
 
     def why_not_torch(self) -> str:
         """A sentence why PyTorch's own layer cannot be what this one is."""
