@@ -69,6 +69,12 @@ class Running:
             raise ArgumentError(
                 "running statistics without a count of batches", "num_batches_tracked, for such an average"
             )
+        if _batched(moments.mean) and not _batched(self.mean):
+            raise ArgumentError(
+                "torch.vmap over the batches of one layer with running statistics",
+                "statistics for each batch, or none",
+                "give the buffers to torch.func.functional_call too, or use track_running_stats=False",
+            )
         update = torch.ops.normalcy.update_running if torch.compiler.is_compiling() else _update
         update(
             *(self.mean, self.var, self.batches, self.values if pooled else None),
@@ -97,6 +103,12 @@ class Running:
         """Count an update that PyTorch's own operator has made."""
         if self.batches is not None and (torch.compiler.is_compiling() or not _recomputing()):
             self.batches.add_(1)
+
+
+def _batched(t: Tensor) -> bool:
+    """Whether `torch.vmap` stands for many of this tensor."""
+    many: bool = torch._C._functorch.is_batchedtensor(t)  # noqa: SLF001 - no public name
+    return many
 
 
 def _recomputing() -> bool:

@@ -217,3 +217,15 @@ def test_what_has_no_values_is_normalized_without_reading_any(extra: dict[str, T
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = {name: mode.from_tensor(value) for name, value in extra.items()}
         assert normalcy.nn.BatchNorm1d(2)(torch.empty(2, 2, 3), **fake).shape == (2, 2, 3)
+
+
+def test_vmap_over_batches_of_one_layers_statistics_is_refused_in_a_sentence() -> None:
+    layer = normalcy.nn.BatchNorm1d(2)
+    batches = torch.stack([X.float(), X.float() * 2])
+    with pytest.raises(NormalcyError, match=r"functional_call"):
+        torch.vmap(layer)(batches)
+    assert layer.running_mean.tolist() == [0.0, 0.0]
+    names = {name: torch.stack([value, value]) for name, value in layer.named_buffers()}
+    torch.vmap(lambda b, x: torch.func.functional_call(layer, b, (x,)))(names, batches)
+    torch.testing.assert_close(names["running_mean"][1], 2 * names["running_mean"][0])
+    assert names["num_batches_tracked"].tolist() == [1, 1]
