@@ -192,6 +192,14 @@ DEAD = {
     "slice": lambda m, x: m.norm(m.layer(x)[:, :, 1:-1]),
     "same dtype": lambda m, x: m.norm(m.layer(x).to(torch.float32).contiguous()),
     "mean over space": lambda m, x: m.norm(m.layer(x).mean((2, 3), keepdim=True)),
+    "doubled": of(lambda m, y: m.norm(2 * y)),
+    "halved in place": of(lambda m, y: m.norm(y.div_(2))),
+    "negated": of(lambda m, y: m.norm(-y)),
+    "subtracted from a number": of(lambda m, y: m.norm(3 - y)),
+    "subtracted from the input": lambda m, x: m.norm(x.mean(1, keepdim=True) - 0.5 * m.layer(x)),
+    "added with a factor": lambda m, x: m.norm(torch.add(x.mean(1, keepdim=True), m.layer(x), alpha=-3)),
+    "sum over space": lambda m, x: m.norm(m.layer(x).sum((2, 3), keepdim=True)),
+    "sum pooling": lambda m, x: m.norm(F.avg_pool2d(m.layer(x), 2) * 4),
     "shape only": of(lambda m, y: m.norm(y) + torch.zeros_like(y)),
 }
 
@@ -240,8 +248,19 @@ ALIVE = {
     ),
     "scaled": (
         of(lambda m, y: m.norm(torch.add(torch.ones(6), y, alpha=2)) + m.norm(y)),
-        "scales",
+        "not receive it alike",
     ),
+    "scaled by a tensor": (
+        of(lambda m, y: m.norm(y * torch.tensor([1.0, 2, 3, 4])[:, None, None]) + m.norm(y)),
+        "does not pass a shift on",
+    ),
+    "divided by": (of(lambda m, y: m.norm(1 / y) + m.norm(y)), "rdiv"),
+    "squared": (of(lambda m, y: m.norm(y * y) + m.norm(y)), "unchanged"),
+    "rounded down": (
+        of(lambda m, y: m.norm(torch.div(y, 2, rounding_mode="floor")) + m.norm(y)),
+        "more than",
+    ),
+    "summed over channels too": (of(lambda m, y: m.norm(y + y.sum((1, 2, 3), True)) + m.norm(y)), "mixes"),
     "transposed axes": (
         of(lambda m, y: m.norm(y[:, :, :4, :4].transpose(1, 2)).mean() + m.norm(y)),
         "axis",
@@ -372,3 +391,71 @@ def test_wiring_verdicts_on_folding() -> None:
     assert not found["other"].fold.ok
     with pytest.raises(KeyError):
         found["missing"]
+
+
+def test_a_scaled_bias_is_taken_over_as_often_as_the_norm_receives_it() -> None:
+    (removal,) = verdict(of(lambda m, y: m.norm(-2 * y.sum((2, 3), keepdim=True) / 8))).removals
+    assert removal.factors == (-9.0,) * 4  # 36 places, times −2, over 8
+
+
+def test_a_functional_norm_names_the_layer_that_lends_it_its_statistics() -> None:
+    found = look(
+        Wired(lambda m, x: m.other(F.batch_norm(m.layer(x), m.norm.running_mean, m.norm.running_var))),
+        data(4, 3, 6, 6),
+    )
+    assert [(s.where, s.holder) for s in found] == [("batch_norm", "norm"), ("other", None)]
+    assert found.idle == frozenset()
+
+
+def test_a_norm_that_nothing_uses_is_idle() -> None:
+    assert look(Wired(lambda m, x: m.norm(m.layer(x))), data(4, 3, 6, 6)).idle == {"other"}
+    by_weight = look(Wired(lambda m, x: m.norm(m.layer(x)) * m.other.weight.sum()), data(4, 3, 6, 6))
+    assert by_weight.idle == frozenset()
+
+
+MASKED = {
+    "mask by name": lambda m, x: m.norm(m.layer(x), mask=valid(x)),
+    "mask by place": lambda m, x: m.norm(m.layer(x), valid(x)),
+    "lengths": lambda m, x: m.norm(m.layer(x), lengths=torch.tensor([6, 1, 4, 5])),
+    "lengths by place": lambda m, x: m.norm(m.layer(x), None, torch.tensor([6, 1, 4, 5])),
+}
+
+
+def valid(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-1]) < torch.tensor([6, 1, 4, 5])[:, None, None, None]
+
+
+@pytest.mark.parametrize("norm", [ours.BatchNorm2d(4), ours.InstanceNorm2d(4), ours.GroupNorm(4, 4)], ids=str)
+@pytest.mark.parametrize("name", MASKED)
+def test_a_norm_with_a_mask_subtracts_the_bias_all_the_same(name: str, norm: nn.Module) -> None:
+    found = verdict(MASKED[name], norm=norm)
+    assert found.ok, found.why
+    model = Wired(MASKED[name], norm=norm)
+    out = model(data(4, 3, 6, 6))
+    (out * torch.linspace(0, 1, out.numel()).reshape(out.shape).sin()).sum().backward()
+    # float32: what is left of a cancelled sum
+    assert model.layer.bias.grad.abs().max() <= 1e-4 * model.layer.weight.grad.abs().max()
+
+
+def test_a_mask_that_is_made_of_what_the_bias_moves_keeps_it_alive() -> None:
+    def masking(m: Wired, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        return m.norm(y, mask=y > 0)
+
+    found = verdict(masking, norm=ours.BatchNorm2d(4))
+    assert not found.ok
+    assert "gt" in found.why
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_norm_with_a_mask_does_not_fold_and_says_why(name: str) -> None:
+    model = Wired(MASKED[name], norm=ours.BatchNorm2d(4)).eval()
+    fold = look(model, data(4, 3, 6, 6))["norm"].fold
+    assert not fold.ok
+    assert "masked places give 0" in fold.why
+    assert ("lengths" if "lengths" in name else "a mask") in fold.why
+
+
+def test_a_mask_of_none_is_no_mask() -> None:
+    model = Wired(lambda m, x: m.norm(m.layer(x), mask=None), norm=ours.BatchNorm2d(4)).eval()
+    assert look(model, data(4, 3, 6, 6))["norm"].fold.ok

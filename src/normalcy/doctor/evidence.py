@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from normalcy.conventions import TORCH
 from normalcy.doctor.findings import Loss
-from normalcy.measure import Gap, Measured
+from normalcy.measure import Gap, Measured, Measurements
 from normalcy.report import Item
-from normalcy.sites import Site, Sites
+from normalcy.sites import DeadBias, Site, Sites
 from normalcy.statistics import weight_left
 
 
@@ -24,7 +24,7 @@ class Norm:
 
     Attributes:
         where: the module's path, or the site's name for a functional one.
-        module: None for a functional one.
+        module: the layer; of a functional one, that which holds the running statistics it is given, or None.
         kind: "batch", "layer", "group", "instance" or "rms".
         site: None where no pass was recorded, or the pass did not reach it.
         measured: what it was given on the data; None where that was not measured.
@@ -37,6 +37,11 @@ class Norm:
     site: Site | None = None
     measured: Measured | None = None
     gap: Gap | None = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether it is not called, and a function is given its running statistics."""
+        return self.module is not None and self.site is not None and self.site.module is None
 
     @property
     def stored(self) -> tuple[Tensor, Tensor] | None:
@@ -79,9 +84,32 @@ class Norm:
         return self.stored is not None and bool((self.stored[0] == 0).all() and (self.stored[1] == 1).all())
 
     @property
+    def overflown(self) -> int:
+        """In how many channels what it was given on the data has no finite mean and variance."""
+        if self.measured is None:
+            return 0
+        actual = self.measured.actual
+        return int((~(actual.mean.isfinite() & actual.m2.isfinite())).sum())
+
+    @property
     def values(self) -> int | None:
         """The fewest values that shared one statistic in the recorded pass."""
         return min(self.site.values, default=None) if self.site else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dead:
+    """A bias that is dead in evaluation.
+
+    Attributes:
+        verdict: which, and what removes it.
+        kept: why it cannot be taken out; "" where it can.
+        in_training: whether it is dead in training too; None where no pass in training could be recorded.
+    """
+
+    verdict: DeadBias
+    kept: str = ""
+    in_training: bool | None = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +120,10 @@ class Evidence:
         model: the model examined.
         norms: its known norms.
         sites: wiring facts; None where there were no data to record a pass with.
+        dead: biases that are dead.
+        idle: norms that the recorded pass had no use for.
+        left_out: what was measured, where batches had to be left out of it; else None.
+        refusal: why nothing could be measured; "" where something was, or was not asked for.
         optimizer: None where none was given.
         loss: None where no loss was given.
         unrecognized: what looks like a normalizer and is none that is known.
@@ -101,5 +133,9 @@ class Evidence:
     norms: tuple[Norm, ...]
     sites: Sites | None = None
     unrecognized: tuple[Item, ...] = ()
+    dead: tuple[Dead, ...] = ()
+    idle: frozenset[str] = frozenset()
+    left_out: Measurements | None = None
+    refusal: str = ""
     optimizer: torch.optim.Optimizer | None = None
     loss: Loss | None = None

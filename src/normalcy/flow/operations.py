@@ -64,6 +64,12 @@ ESCAPES = frozenset({
     "mutable_data_ptr", "numpy", "share_memory", "storage", "untyped_storage",
 })  # fmt: skip
 
+# What they return is no tensor: from here on the forward code may decide by the values.
+READS = frozenset({
+    "allclose", "bool", "complex", "contains", "equal", "float", "index", "int", "is_nonzero", "item",
+    "dlpack", "numpy", "tolist",
+})  # fmt: skip
+
 # These make memory with nothing in it yet: no statement about its values is true.
 BLANK = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty",

@@ -14,6 +14,7 @@ training: it runs under `no_grad`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import threading
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normalcy.flow.norms import is_norm
-from normalcy.flow.records import Flow, Held, Value
+from normalcy.flow.records import Flow, Held, Step, Value
 from normalcy.flow.structure import deep_tensors_in
 from normalcy.flow.tape import Tape, without_interception
 from normalcy.flow.unseen import never_reached, special
@@ -123,7 +124,10 @@ class _Recording:
         del result
         for item in special(self._model, self._paths, self._calls):
             self._tape.note(item.where, item.why)
-        used = {name for step in self._tape.steps for name in step.parameters}
+        used: dict[str, Step] = {}
+        for step in self._tape.steps:
+            for name in step.parameters:
+                used.setdefault(name, step)
         for item in never_reached(self._model, self._calls, used, self._path_of):
             self._tape.note(item.where, item.why)
         return Flow(
@@ -175,8 +179,10 @@ class _Recording:
     def _leaf(self, module: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:
         path = self._path_of[id(module)]
 
+        run = own or type(module).forward.__get__(module)
+
+        @functools.wraps(run)  # whoever looks at what it takes sees the layer's own arguments
         def forward(*args: Any, **kwargs: Any) -> Any:
-            run = own or type(module).forward.__get__(module)
             if threading.get_ident() != self._thread:
                 return run(*args, **kwargs)
             tape = self._tape
@@ -202,6 +208,7 @@ class _Recording:
             path = self._path_of.get(id(module))
             if threading.get_ident() != self._thread:
                 if path is not None:
+                    self._calls[path] += 1
                     self._tape.note(path, "it was called in another thread, where nothing is recorded")
                 return before(module, *args, **kwargs)
             if path is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normalcy.errors import ArgumentError
+from normalcy.flow.operations import READS
 from normalcy.report import Item
 
 
@@ -209,6 +210,32 @@ class Flow:
     def names(self, parameter: Tensor) -> tuple[str, ...]:
         """Every name of this tensor in the model, and of those that share memory with it."""
         return self._held.names(parameter)
+
+    def reads(self) -> tuple[Step, ...]:
+        """The steps that hand values to Python which depend on the model's input.
+
+        `bool`, `item`, `tolist` and their kin: the forward code may take another branch on other data. A
+        value of unknown origin counts as one that depends on the input; one that is made of parameters,
+        buffers and random numbers alone does not.
+
+        Example:
+            >>> from normalcy.flow import record
+            >>> class Gate(nn.Module):
+            ...     def forward(self, x):
+            ...         return x if x.mean() > 0 else -x
+            >>> model = Gate()
+            >>> [step.op for step in record(model, lambda: model(torch.tensor([[1.0, 2.0]]))).reads()]
+            ['bool']
+        """
+        depends = {value.id for value in self.inputs}
+        found = []
+        for step in self.steps:
+            if not any(v.id in depends or v.origin == "unknown" for v in step.inputs):
+                continue
+            depends.update(value.id for value in step.outputs)
+            if step.op in READS:
+                found.append(step)
+        return tuple(found)
 
     def _canonical(self, path: str) -> str:
         if path not in self._paths:

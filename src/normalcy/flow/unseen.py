@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from normalcy.flow.norms import is_norm
+from normalcy.flow.records import Step
 from normalcy.report import Item
 
 _FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -44,7 +45,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def never_reached(
-    model: nn.Module, calls: Mapping[str, int], used: set[str], path_of: Mapping[int, str]
+    model: nn.Module, calls: Mapping[str, int], used: Mapping[str, Step], path_of: Mapping[int, str]
 ) -> Iterator[Item]:
     """Norms that were never called, and the outermost modules of whose parameters nothing was used."""
     reached = dict.fromkeys(calls, False)
@@ -62,9 +63,20 @@ def never_reached(
         if inside:
             continue
         if is_norm(module) and not calls[path]:
-            yield Item(path, f"this {type(module).__name__} was never called in the recorded pass")
+            taken = _taken(module, names, used)
+            yield Item(path, f"this {type(module).__name__} was never called in the recorded pass{taken}")
         elif not touched and tensors and not _in(path, reached):
             yield Item(path, f"this {type(module).__name__} was never reached in the recorded pass")
+
+
+def _taken(module: nn.Module, names: Mapping[int, str], used: Mapping[str, Step]) -> str:
+    """Which tensors of a norm that is not called itself are used elsewhere, and by what."""
+    held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    taken = {name: used[names[id(t)]] for name, t in held if names.get(id(t)) in used}
+    if not taken:
+        return ""
+    step = next(iter(taken.values()))
+    return f", but {step.op} in {step.module or 'the model itself'} takes its {', '.join(taken)}"
 
 
 def _in(path: str, reached: Mapping[str, bool]) -> bool:

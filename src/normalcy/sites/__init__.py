@@ -7,6 +7,8 @@ from normalcy.sites.find import find
 from normalcy.sites.folding import has_hooks
 from normalcy.sites.kinds import PRODUCERS, kind_of
 from normalcy.sites.records import DeadBias, Fold, Producer, Removal, Site, Sites
+from normalcy.sites.removal import copied, irremovable, other_wiring
+from normalcy.sites.shift import at
 
 __all__ = [
     "PRODUCERS",
@@ -16,7 +18,11 @@ __all__ = [
     "Removal",
     "Site",
     "Sites",
+    "at",
+    "copied",
     "find",
     "has_hooks",
+    "irremovable",
     "kind_of",
+    "other_wiring",
 ]

@@ -10,14 +10,14 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from normalcy.flow import Flow, Step, Value
+from normalcy.flow import Flow, Step, Value, base_kind
 from normalcy.sites.kinds import (
     FUNCTIONAL,
     PRODUCERS,
     argument,
-    base_kind,
     channel_axis,
     functional_uses_own_statistics,
+    is_ours,
     kind_of,
     overrides,
 )
@@ -143,8 +143,8 @@ class _Bias:
             return f"{name} in {where} is not known to subtract it"
         if kind not in ("batch", "instance", "group"):
             return f"{name} in {where} has one mean for all channels, so differences between them stay"
-        if len(step.inputs) > 1 and module is not None:
-            return f"{name} in {where} is called with a mask"
+        if module is not None and (why := _given_more(step, value)):
+            return f"{name} in {where} {why}"
         if why := self._no_own_mean(step, kind):
             return f"{name} in {where} {why}"
         axis = channel_axis(kind, ndim, module)
@@ -198,6 +198,24 @@ class _Bias:
             factors = tuple(shift.factors[places].tolist())
             removals.append(Removal(where, module, tracks, tuple(places), sources, factors))
         return tuple(removals)
+
+
+def _given_more(step: Step, value: Value) -> str | None:
+    """Why a norm layer that is called with more than its input may not subtract the shift; None if it does.
+
+    A mask or lengths, of this library's layers, change nothing: masked places count nowhere and give 0.
+    """
+    places = ("input", "mask", "lengths", "more")
+    given = {**dict(zip(places, step.args, strict=False)), **step.kwargs}
+    given = {name: thing for name, thing in given.items() if thing is not None and name != "input"}
+    strange = given.keys() - ({"mask", "lengths"} if step.leaf is not None and is_ours(step.leaf) else set())
+    if strange:
+        return f"is called with {', '.join(sorted(strange))}"
+    known = [value, *(thing for thing in given.values() if isinstance(thing, Value))]
+    others = [v for v in step.inputs if all(v is not each for each in known)]
+    return (
+        "uses other values besides" if any(v.origin not in ("parameter", "buffer") for v in others) else None
+    )
 
 
 def _equal(one: Shift, two: Shift) -> bool:

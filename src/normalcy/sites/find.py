@@ -16,6 +16,7 @@ from normalcy.sites.kinds import (
     argument,
     channels_of,
     functional_uses_own_statistics,
+    holder_of,
     kind_of,
     overrides,
     unrecognized,
@@ -63,7 +64,13 @@ def find(model: nn.Module, flow: Flow) -> Sites:
         calls[f"{step.module}: {step.op}{again}".removeprefix(": ")] = [step]
     modules = dict(model.named_modules())
     sites = tuple(_site(model, flow, modules, where, tuple(steps), judged) for where, steps in calls.items())
-    return Sites(sites, tuple(v for v, _ in judged), unrecognized(model, flow), _not_seen(model, flow))
+    return Sites(
+        sites,
+        tuple(verdict for verdict, _ in judged),
+        unrecognized(model, flow),
+        _not_seen(model, flow),
+        _idle(model, flow),
+    )
 
 
 def _site(
@@ -86,6 +93,7 @@ def _site(
         steps=steps,
         values=tuple(values_per_statistic(kind, step, module) for step in steps),
         tracks=_tracks(kind, first),
+        holder=holder_of(first),
         producer=producer,
         dead_bias=_dead_bias(steps, producer, judged),
         fold=folding.examine(model, flow, where, module, kind, steps),
@@ -143,3 +151,14 @@ def _not_seen(model: nn.Module, flow: Flow) -> tuple[Item, ...]:
         if kind_of(module) and not overrides(module) and id(module) not in ran and path not in places:
             listed.append(Item(path, f"{type(module).__name__} was never called in the recorded pass"))
     return tuple(listed)
+
+
+def _idle(model: nn.Module, flow: Flow) -> frozenset[str]:
+    """Norms that were not called, in no thread and inside nothing else, and that lent no tensor either."""
+    return frozenset(
+        path
+        for path, module in model.named_modules()
+        if kind_of(module) is not None
+        and not flow.calls(path)
+        and not any(flow.uses(tensor) for tensor in (*module.parameters(), *module.buffers()))
+    )

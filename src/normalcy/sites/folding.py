@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from normalcy.flow import Flow, Step, Value
 from normalcy.sites.biases import bias_axis
-from normalcy.sites.kinds import PRODUCERS, overrides
+from normalcy.sites.kinds import PRODUCERS, masked, overrides
 from normalcy.sites.records import Fold
 from normalcy.sites.shift import at
 
@@ -68,7 +68,14 @@ def _norm_refusal(  # noqa: C901 - a chain of early refusals, one sentence each
     for name, held in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         if any(use.leaf is not module for use in flow.uses(held)):
             return f"the forward code also reads the norm's {name}"
-    if len(steps[0].inputs) != 1 + sum(v.origin in ("parameter", "buffer") for v in steps[0].inputs):
+    return _call_refusal(steps[0])
+
+
+def _call_refusal(step: Step) -> str | None:
+    if by := masked(step):
+        given = {"mask": "a mask", "lengths": "lengths"}[by]
+        return f"the norm is called with {given}: masked places give 0, which no folded layer does"
+    if len(step.inputs) != 1 + sum(v.origin in ("parameter", "buffer") for v in step.inputs):
         return "the norm is called with more than its input"
     return None
 

@@ -15,10 +15,8 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normalcy.flow import Flow, Step, Value
+from normalcy.flow import Flow, Step, Value, base_kind
 from normalcy.nn import LayerNorm2d
 from normalcy.report import Item
 
@@ -41,23 +39,7 @@ FUNCTIONAL = {
     "rms_norm": "rms",
 }
 
-_BASES: tuple[tuple[type[nn.Module], str], ...] = (
-    (_InstanceNorm, "instance"),
-    (_BatchNorm, "batch"),
-    (nn.LayerNorm, "layer"),
-    (nn.GroupNorm, "group"),
-    (nn.RMSNorm, "rms"),
-    (LayerNorm2d, "layer"),
-)
 _NOT_ACTIVATIONS = {"normalize", "renorm", "norm", "weight_norm", "spectral_norm", "clip_grad_norm"}
-
-
-def base_kind(module: nn.Module) -> str | None:
-    """The kind that a module's base class stands for, whatever its forward does."""
-    for base, kind in _BASES:
-        if isinstance(module, base):
-            return kind
-    return None
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -75,7 +57,13 @@ def overrides(module: nn.Module) -> bool:
     owner = _owner(module)
     if owner is None or "forward" in vars(module):
         return True
-    return not (owner.__module__.startswith("torch.nn.modules.") or _is_ours(owner))
+    return not (owner.__module__.startswith("torch.nn.modules.") or _from_here(owner))
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether a forward of this library's runs in `module`."""
+    owner = _owner(module)
+    return owner is not None and "forward" not in vars(module) and _from_here(owner)
 
 
 def channels_of(module: nn.Module) -> int | None:
@@ -126,6 +114,24 @@ def functional_uses_own_statistics(step: Step) -> bool:
     first = 3 if native else 1
     stored = (argument(step, first, "running_mean"), argument(step, first + 1, "running_var"))
     return not any(isinstance(value, Value) for value in stored)
+
+
+def masked(step: Step) -> str | None:
+    """The name of the argument with which a norm layer is told what is valid, or None where it is not."""
+    if step.leaf is None:
+        return None
+    if argument(step, 1, "mask") is not None:
+        return "mask"
+    return "lengths" if argument(step, 2, "lengths") is not None else None
+
+
+def holder_of(step: Step) -> str | None:
+    """The path of the module whose running statistics a functional norm is given, or None."""
+    if step.leaf is not None:
+        return None
+    buffers = [v.name for v in step.inputs if v.origin == "buffer" and v.name is not None]
+    paths = {name.rpartition(".")[0] for name in buffers if name.endswith(("running_mean", "running_var"))}
+    return paths.pop() if len(paths) == 1 else None
 
 
 def unrecognized(model: nn.Module, flow: Flow) -> tuple[Item, ...]:
@@ -183,7 +189,7 @@ def _owner(module: nn.Module) -> type | None:
     return next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
 
 
-def _is_ours(cls: type) -> bool:
+def _from_here(cls: type) -> bool:
     return cls.__module__ == "normalcy.nn" or cls.__module__.startswith("normalcy.nn.")
 
 

@@ -95,6 +95,7 @@ class Site:
         steps: its calls, in order.
         values: values that share one statistic, one number for each call.
         tracks: it keeps running statistics.
+        holder: of a functional norm, the path of the module that holds the running statistics it is given.
         producer: what computes its input in the first call.
         dead_bias: verdict on the bias of the layer that feeds it; None where there is no such bias.
         fold: verdict on folding it into the layer before it.
@@ -108,6 +109,7 @@ class Site:
     steps: tuple[Step, ...]
     values: tuple[int, ...]
     tracks: bool
+    holder: str | None
     producer: Producer
     dead_bias: DeadBias | None
     fold: Fold
@@ -127,12 +129,14 @@ class Sites:
         biases: the verdict on every layer with a bias that feeds some known norm.
         unrecognized: what looks like a normalizer and is none that is known.
         not_seen: known norms that the recorded pass never reached.
+        idle: the paths of known norms that did not run in the pass, and whose tensors nothing used either.
     """
 
     sites: tuple[Site, ...]
     biases: tuple[DeadBias, ...]
     unrecognized: tuple[Item, ...]
     not_seen: tuple[Item, ...]
+    idle: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites)

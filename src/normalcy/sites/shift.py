@@ -1,12 +1,14 @@
 """How a constant added along one axis of a value travels through the operations that follow it.
 
-Not for anything but a shift: a scale, a rotation or a nonlinearity ends the journey, and so does whatever is
-not known for certain. Layout operations are not re-derived but executed, on a tensor that holds at each place
-which entry of the shift it carries; what comes out is a shift again only if it still lies along one axis.
+Not for anything but a shift: what scales it by other than a number, rotates it or is no linear map ends the
+journey, and so does whatever is not known for certain. Layout operations are not re-derived but executed, on
+a tensor that holds at each place which entry of the shift it carries; what comes out is a shift again only if
+it still lies along one axis.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,33 +21,21 @@ from torch.nn import functional
 from normalcy.flow import Flow, Step, Value
 from normalcy.sites.kinds import argument
 
-_ALIASES = frozenset(
-    {
-        *(
-            "view",
-            "view_as",
-            "reshape",
-            "reshape_as",
-            "flatten",
-            "unflatten",
-            "ravel",
-            "squeeze",
-            "unsqueeze",
-        ),
-        *("permute", "transpose", "movedim", "moveaxis", "t", "T", "mT", "expand", "expand_as", "contiguous"),
-        *("chunk", "split", "tensor_split", "narrow", "select", "unbind", "getitem", "detach", "alias"),
-    }
-)
+_ALIASES = frozenset({
+    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze",
+    "permute", "transpose", "movedim", "moveaxis", "t", "T", "mT", "expand", "expand_as", "contiguous",
+    "chunk", "split", "tensor_split", "narrow", "select", "unbind", "getitem", "detach", "alias",
+})  # fmt: skip
 _COPIES = frozenset({"clone", "repeat", "flip", "roll", "cat", "stack", "channel_shuffle", "pixel_shuffle"})
-_JOINS = frozenset(
-    {"cat", "stack", "view_as", "reshape_as", "expand_as"}
-)  # others' shape or place, not values
+# Here the others lend their shape or their place, not their values.
+_JOINS = frozenset({"cat", "stack", "view_as", "reshape_as", "expand_as"})
 _CASTS = frozenset(
     ["to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "identity", "positive"]
 )
 _MAX_POOLS = frozenset(f"{a}max_pool{d}d" for a in ("", "adaptive_") for d in (1, 2, 3))
 _AVG_POOLS = frozenset(f"{a}avg_pool{d}d" for a in ("", "adaptive_") for d in (1, 2, 3))
-_REDUCTIONS = frozenset({"mean", "amax", "amin"})
+_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
+_SCALES = frozenset({"mul", "div", "neg", "rsub"})
 _BLIND = frozenset(f"{a}_like" for a in ("zeros", "ones", "empty", "full", "rand", "randn"))  # shape only
 _PARTITIONS = frozenset({"nearest", "nearest-exact", "area", "linear", "bilinear", "trilinear", "bicubic"})
 
@@ -110,6 +100,8 @@ def through(step: Step, shifts: dict[int, Shift], flow: Flow) -> list[Shift | No
     shift = _first(step, shifts)
     if op in _CASTS and _same(step):
         return [shift]
+    if op in _SCALES:
+        return [_scaled(step, shift)]
     if op in _REDUCTIONS:
         return [_reduced(step, shift)]
     if op in _MAX_POOLS or (op in _AVG_POOLS and _counts_no_padding(step)) or _interpolates(step):
@@ -224,12 +216,30 @@ def _padded(grid: Tensor, pad: list[int], mode: str = "constant", value: float |
     return functional.pad(grid.double(), pad, mode).int()
 
 
+def _scaled(step: Step, shift: Shift) -> Shift:
+    """Times a number, divided by one, negated, or subtracted from anything that is not shifted."""
+    factor = -1.0
+    if step.op in ("mul", "div"):
+        number = _number(argument(step, 1, "other"))
+        if number is None or not math.isfinite(number) or not number:
+            raise Survives(f"{at(step)} does not pass a shift on unchanged")
+        factor = number if step.op == "mul" else 1 / number
+    if step.kwargs.keys() - {"input", "other"} or len(step.args) > 2 or not _same(step):
+        raise Survives(f"{at(step)} does more than scale it")
+    return Shift(shift.axis, shift.sources, shift.factors * factor)
+
+
+def _number(thing: object) -> float | None:
+    return float(thing) if isinstance(thing, (int, float)) else None
+
+
 def _added(step: Step, shifts: dict[int, Shift]) -> Shift | None:
     """The sum's shift: it survives whatever is added, and adds up where both sides carry it."""
-    if step.kwargs.get("alpha", 1) != 1 or len(step.args) != 2 or len(step.outputs) != 1:
+    alpha = _number(step.kwargs.get("alpha", 1))
+    if alpha is None or len(step.args) != 2 or len(step.outputs) != 1:
         raise Survives(f"{at(step)} scales it")
     out, total = step.outputs[0], None
-    for sign, operand in zip((1, -1 if step.op == "sub" else 1), step.args, strict=True):
+    for sign, operand in zip((1, -alpha if step.op == "sub" else alpha), step.args, strict=True):
         if not isinstance(operand, Value) or operand.id not in shifts:
             continue
         if operand.dtype != out.dtype:
@@ -254,7 +264,7 @@ def _sum(one: Shift, two: Shift, step: Step) -> Shift:
 
 
 def _reduced(step: Step, shift: Shift) -> Shift:
-    """A mean, or an extreme, over axes along which the shift is constant."""
+    """A mean, a sum, or an extreme, over axes along which the shift is constant."""
     grid = _grid(step.inputs[0], shift)
     given: Any = argument(step, 1, "dim")
     dims, keep = tuple(range(grid.ndim)) if given is None else given, bool(argument(step, 2, "keepdim"))
@@ -262,7 +272,10 @@ def _reduced(step: Step, shift: Shift) -> Shift:
     found = _line(low) if torch.equal(low, high) and step.outputs[0].dtype == step.inputs[0].dtype else None
     if found is None:
         raise Survives(f"{at(step)} mixes its entries")
-    return shift.picked(*found)
+    kept = shift.picked(*found)
+    if step.op != "sum":
+        return kept
+    return Shift(kept.axis, kept.sources, kept.factors * (grid.numel() // max(low.numel(), 1)))
 
 
 def _counts_no_padding(step: Step) -> bool:

@@ -15,12 +15,13 @@ from normalcy import sites
 from normalcy.case import Call
 from normalcy.case import run as run_batch
 from normalcy.report import Item, Report
+from normalcy.sites import copied
 from normalcy.surgery.layer import Affine, Edge, apply, bare, folded, install, pair, prove_layer, refusal
 from normalcy.surgery.proof import (
     Gap,
     Pass,
     Whole,
-    copied,
+    decides,
     fresh,
     keep_what_holds,
     recorded,
@@ -59,7 +60,8 @@ def fold(model: nn.Module, example: object, *, call: Call | None = None, inplace
     with the unfolded pair within 2(k + 3)·u·(|W′||x| + |a·b| + |a·mean| + |β|), where k is the length of the
     dot product and u the unit roundoff; and a float64 copy of the whole model agrees to 1e-9. What fails is
     taken back and refused. A branch of the forward code that neither the example nor the fresh inputs take
-    (random ones, and moved to either side) is not seen.
+    (random ones, moved to either side, and from a tenth to a hundred times as large) is not seen; where the
+    forward code reads values of its data, `notes` says so.
 
     Args:
         model: a module with its norms in evaluation mode.
@@ -113,7 +115,8 @@ def fold(model: nn.Module, example: object, *, call: Call | None = None, inplace
 
 def _candidates(probe: nn.Module, example: object, run: Pass, report: FoldReport) -> list[Edge]:
     """The edges that wiring and numbers allow; everything else goes to `refused`."""
-    found = sites.find(probe, recorded(probe, run, example))
+    flow = recorded(probe, run, example)
+    found = sites.find(probe, flow)
     edges = []
     for site in found:
         if site.kind not in ("batch", "instance"):
@@ -131,6 +134,8 @@ def _candidates(probe: nn.Module, example: object, run: Pass, report: FoldReport
         item for item in (*found.unrecognized, *found.not_seen) if _keeps_statistics(modules.get(item.where))
     ]
     report.refused += others
+    if edges:
+        report.notes += decides([flow])
     return edges
 
 

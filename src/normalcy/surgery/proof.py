@@ -5,20 +5,21 @@ Not for changing anything: everything runs on copies, with random states put bac
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from normalcy.errors import ArgumentError, DataError, ProofError
+from normalcy.errors import DataError, ProofError
 from normalcy.flow import Flow, record
 from normalcy.flow.structure import deep_tensors_in
+from normalcy.sites import at, copied
 from normalcy.undisturbed import random_states_kept
 
 Pass = Callable[[nn.Module, object], object]
@@ -26,28 +27,14 @@ Change = TypeVar("Change")
 
 RELATIVE = 1e-9
 """What a float64 copy of the model may differ by, relative to the largest value of each output."""
+# Offset and scale of each fresh input: either side of a branch on the mean, and of one on the size.
+_FRESH = ((0.0, 1.0), (3.0, 1.0), (-3.0, 1.0), (0.0, 0.1), (0.0, 10.0), (0.0, 100.0))
 _LOOSE_ULPS = 2.0**12
 _LOOSEST = 0.1
 _CASTS = (
     "the model casts to a lower precision inside or does not run in float64: the proof rests on the bound at "
     "each layer, and the model's outputs were compared only loosely"
 )
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy in which tied parameters stay tied."""
-    held = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
-    memo: dict[int, Any] = {
-        id(t): t.detach().clone() for t in held
-    }  # an old weight_norm's product: computed anew
-    try:
-        return copy.deepcopy(model, memo)
-    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError) as error:
-        raise ArgumentError(
-            f"the model cannot be copied ({' '.join(str(error).split())[:200].rstrip('.')})",
-            "a model that copy.deepcopy accepts, to try the change on",
-            "keep what cannot be copied out of the model",
-        ) from error
 
 
 @contextmanager
@@ -92,8 +79,20 @@ def widened(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def fresh(x: Tensor, seed: int, offset: float = 0.0) -> Tensor:
+def decides(flows: Iterable[Flow]) -> list[str]:
+    """A sentence where the forward code hands values of its data to Python, or nothing."""
+    places = dict.fromkeys(at(step) for flow in flows for step in flow.reads())
+    if not places:
+        return []
+    named = ", ".join(list(places)[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+    seen = "a proof sees only the branches that the example and the fresh inputs take"
+    return [f"the model may decide by its data ({named}): {seen}"]
+
+
+def fresh(x: Tensor, seed: int, offset: float = 0.0, scale: float = 1.0) -> Tensor:
     """Random values of the same shape, location and scale, moved by `offset` standard deviations.
+
+    Then all of it is multiplied by `scale`.
 
     Whole numbers (tokens) of two or more axes are shuffled, so that they stay among those that were given.
     """
@@ -106,8 +105,9 @@ def fresh(x: Tensor, seed: int, offset: float = 0.0) -> Tensor:
         return x.clone()
     drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
     wide = x.double()
-    scale = wide.std(correction=0).nan_to_num(1.0).clamp(min=1e-3, max=1e3)
-    return (wide.mean().nan_to_num(0.0).clamp(-1e3, 1e3) + (drawn + offset) * scale).to(x.dtype)
+    spread = wide.std(correction=0).nan_to_num(1.0).clamp(min=1e-3, max=1e3)
+    moved = wide.mean().nan_to_num(0.0).clamp(-1e3, 1e3) + (drawn + offset) * spread
+    return (scale * moved).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,12 @@ def keep_what_holds(
         else:
             failed[one] = alone
     found = whole.compare(together(kept))
+    if not found.holds and not math.isfinite(found.error):
+        raise ProofError(
+            "the unchanged model's own output is not finite, or changes its shape from one run to the next",
+            "a finite output to compare",
+            "examine the model with normalcy.doctor.examine first, or return another output in call=…",
+        )
     if not found.holds:
         raise ProofError(
             f"the unchanged model's own output differs by {found.error:.3g} from one run to the next",
@@ -200,12 +206,9 @@ class Whole:
         self.model, self.passes = model, passes
         self.notes: list[str] = []
         wide = mapped(example, widened)
-        self.examples = [
-            wide,
-            mapped(wide, lambda x: fresh(x, 1)),
-            mapped(wide, lambda x: fresh(x, 2, offset=3.0)),
-            mapped(wide, lambda x: fresh(x, 3, offset=-3.0)),  # the other side of a branch on the mean
-        ]
+        self.examples = [wide]
+        for seed, (offset, scale) in enumerate(_FRESH, 1):
+            self.examples.append(mapped(wide, partial(fresh, seed=seed, offset=offset, scale=scale)))
         self.exact = copied(model).double()
         self.expected = self._expected()
         self._lower = self._lower_dtypes() if self.examples else set()
@@ -240,7 +243,7 @@ class Whole:
         return worst(found)
 
     def _expected(self) -> list[list[Tensor]]:
-        kept, expected = [], []
+        kept, expected, unsuited = [], [], 0
         for number, example in enumerate(self.examples):
             try:
                 outputs = self._outputs(copied(self.exact), example)
@@ -250,8 +253,11 @@ class Whole:
                 kept.append(example)
                 expected.append(outputs)
             elif number:
-                self.notes.append("fresh random inputs do not suit the model; only the example was compared")
-        self.notes = list(dict.fromkeys(self.notes)) if kept else []
+                unsuited += 1
+        if kept and unsuited == len(_FRESH):
+            self.notes.append("fresh random inputs do not suit the model; only the example was compared")
+        elif kept and unsuited:
+            self.notes.append(f"{unsuited} of {len(_FRESH)} fresh inputs do not suit the model")
         self.examples = kept
         return expected
 

@@ -6,10 +6,10 @@ Not for a model whose norms stay frozen: there the bias counts, and it is left a
 from __future__ import annotations
 
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from normalcy import sites
 from normalcy.case import Call
@@ -17,10 +17,8 @@ from normalcy.case import run as run_batch
 from normalcy.errors import ArgumentError, DataError, NormalcyError, TypeMismatchError
 from normalcy.flow import Flow
 from normalcy.report import Item, Report
-from normalcy.sites import PRODUCERS, DeadBias, Removal, kind_of
-from normalcy.surgery.proof import Pass, Whole, copied, keep_what_holds, recorded
-
-_EXACT = tuple(cls for classes in PRODUCERS.values() for cls in classes)
+from normalcy.sites import DeadBias, Removal, copied, kind_of
+from normalcy.surgery.proof import Pass, Whole, decides, keep_what_holds, recorded
 
 
 def strip_dead_bias(
@@ -80,10 +78,12 @@ def strip_dead_bias(
         return run_batch(module, batch, call)
 
     report = Report(model)
-    verdicts = _strippable(copied(model), example, run, report)
+    verdicts, flows = _strippable(copied(model), example, run, report)
     passes = (_in_evaluation(run), partial(_on_batch_statistics, run), _in_evaluation(run))
     if verdicts:
         verdicts = _prove(model, example, passes, verdicts, report)
+    if verdicts:
+        report.notes += decides(flows)
     if inplace:
         removed = [model.get_submodule(v.where).bias for v in verdicts]
         _forget(optimizer, [p for p in removed if isinstance(p, Tensor)])
@@ -122,75 +122,28 @@ def _at_norm(removal: Removal, bias: Tensor, channels: int) -> Tensor:
     return out
 
 
-def _strippable(probe: nn.Module, example: object, run: Pass, report: Report) -> list[DeadBias]:
-    """The biases that are dead as the model stands and in its other mode, and that can be taken out."""
+def _strippable(
+    probe: nn.Module, example: object, run: Pass, report: Report
+) -> tuple[list[DeadBias], list[Flow]]:
+    """The biases that are dead in both modes and can be taken out, and the two passes that tell so."""
     other = copied(probe).train(not probe.training)
     mode = "training" if other.training else "evaluation"
     flow = recorded(probe, run, example)
     dead = sites.find(probe, flow).dead
     if not dead:
-        return []
+        return [], [flow]
     try:
-        there = sites.find(other, recorded(other, run, example))
+        also = recorded(other, run, example)
     except NormalcyError as error:
         raise DataError(f"in {mode} mode: {error.given}", error.needed, error.do) from error
-    also = {verdict.where: verdict for verdict in there.biases}
+    there = sites.find(other, also)
     kept = []
     for verdict in dead:
-        why = _refusal(probe, flow, verdict)
-        if why is None and not _alike(verdict, also.get(verdict.where)):
-            said = also.get(verdict.where)
-            why = f"in {mode} mode the wiring is another: {said.why if said else 'the bias reaches no norm'}"
-        if why:
+        if why := sites.irremovable(probe, flow, verdict) or sites.other_wiring(verdict, there, mode):
             report.refused.append(Item(verdict.where, why))
         else:
             kept.append(verdict)
-    return kept
-
-
-def _alike(one: DeadBias, two: DeadBias | None) -> bool:
-    """Whether both passes found the same norms to take the bias over."""
-    if two is None or not two.ok:
-        return False
-
-    def told(verdict: DeadBias) -> list[tuple[object, ...]]:
-        return sorted((r.where, r.channels, r.sources, r.factors) for r in verdict.removals)
-
-    return told(one) == told(two)
-
-
-def _refusal(model: nn.Module, flow: Flow, verdict: DeadBias) -> str | None:
-    """Why this layer's bias cannot be taken out although it is dead."""
-    layer = model.get_submodule(verdict.where)
-    if parametrize.is_parametrized(layer):
-        return "the layer is parametrized"
-    if type(layer) not in _EXACT or "forward" in vars(layer):
-        return f"the layer is a {type(layer).__name__}, a subclass that may use its bias otherwise"
-    bias = dict(layer.named_parameters(recurse=False)).get("bias")
-    if bias is None:
-        return "its bias is not a parameter of its own"
-    if sites.has_hooks(layer):
-        return "the layer has hooks (an old weight_norm, spectral_norm or pruning is one too)"
-    if len(names := flow.names(bias)) != 1:
-        return f"the bias is tied ({', '.join(names)})"
-    if flow.calls(verdict.where) != 1 or len(flow.uses(bias)) != 1:
-        return f"the layer is shared: it is called {flow.calls(verdict.where)} times"
-    if not bool(bias.isfinite().all()):
-        return "the bias is not finite"
-    return next((why for r in verdict.removals if (why := _norm_refusal(flow, r))), None)
-
-
-def _norm_refusal(flow: Flow, removal: Removal) -> str | None:
-    mean = getattr(removal.module, "running_mean", None)
-    if removal.module is None or not isinstance(mean, Tensor):
-        return None
-    if len(names := flow.names(mean)) != 1:
-        return f"the running mean of {removal.where} is shared ({', '.join(names)})"
-    if any(use.leaf is not removal.module for use in flow.uses(mean)):
-        return f"the forward code also reads the running mean of {removal.where}"
-    if sites.has_hooks(removal.module):
-        return f"{removal.where} has hooks"
-    return None
+    return kept, [flow, also]
 
 
 def _in_evaluation(run: Pass) -> Pass:
@@ -250,6 +203,9 @@ def _forget(optimizer: torch.optim.Optimizer | None, removed: list[Tensor]) -> N
         return
     gone = {id(p) for p in removed}
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        stays = [id(p) not in gone for p in group["params"]]
+        # "param_names" is there where it was built from named parameters, name by name beside "params"
+        for held in group.keys() & {"params", "param_names"}:
+            group[held] = list(compress(group[held], stays))
     for parameter in removed:
         optimizer.state.pop(parameter, None)

@@ -164,10 +164,74 @@ def test_one_value_per_channel_is_a_finding_and_no_crash() -> None:
         assert all(site.gap is None for site in found.sites)
 
 
-def test_a_last_batch_of_one_is_told_in_a_note() -> None:
-    found = examine(mlp(), iter(X.split(19)))
-    assert found.having("too-few-values") == ()
-    assert "one value per channel" in found.notes[0]
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_last_batch_of_one_is_left_out_and_told(last: int) -> None:
+    rows, x = 54 + last, features(60)[0]
+    model = nn.Sequential(nn.Linear(10, 8, bias=False), nn.BatchNorm1d(8)).train()
+    for _ in range(90):
+        model(x[:54])
+    found = examine(model.eval(), iter(x[:rows].split(18)), loss=lambda y, _: y.square().mean())
+    assert found["1"].gap is not None
+    if last == 2:
+        assert found.findings == ()
+        return
+    (finding,) = found.findings
+    assert (finding.code, finding.where, finding.severity) == ("too-few-values", "batch 4", "warning")
+    assert (finding.evidence["batches_left_out"], finding.evidence["of"]) == (1, 4)
+    assert finding.evidence["first"].startswith("1 (BatchNorm1d) gets one value per channel")
+    assert "drop_last=True" in finding.remedy
+    same = examine(model, iter(x[:54].split(18)), loss=lambda y, _: y.square().mean())
+    assert (same["1"].gap, same.loss) == (found["1"].gap, found.loss)
+
+
+def test_held_out_data_of_single_examples_leave_the_loss_with_one_source() -> None:
+    found = examine(mlp().eval(), X, loss=lambda y, _: y.square().mean(), judge_on=iter(X[:5].split(1)))
+    assert found.loss.eval == found.loss.batch
+    assert any("loss with each batch's own statistics was not measured" in note for note in found.notes)
+
+
+class MaskedNet(nn.Module):
+    """A norm over time whose mask is part of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = ours.BatchNorm1d(3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.norm(batch["x"], mask=batch["mask"])
+
+
+def test_a_mask_that_leaves_one_value_everywhere_is_a_finding() -> None:
+    x = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0)) * 2 + 7
+    mask = torch.zeros(4, 1, 6, dtype=torch.bool)
+    mask[1, 0, 2] = True
+    (finding,) = examine(MaskedNet().eval(), {"x": x, "mask": mask}).having("too-few-values")
+    assert (finding.where, finding.severity) == ("every batch", "error")
+    assert "norm (BatchNorm1d) gets one value per channel" in finding.cause
+
+
+def test_padding_is_no_part_of_the_statistics_that_are_judged() -> None:
+    x = torch.randn(40, 3, 6, generator=torch.Generator().manual_seed(0)) * 2 + 7
+    mask = (torch.arange(6) < torch.arange(1, 41)[:, None] % 5 + 1)[:, None]
+    valid = x.movedim(1, -1)[mask.squeeze(1)]
+    model = MaskedNet().eval()
+    model.norm.running_mean.copy_(valid.mean(0))
+    model.norm.running_var.copy_(valid.var(0))
+    model.norm.num_batches_tracked.fill_(1000)
+    assert examine(model, {"x": torch.where(mask, x, 1e3), "mask": mask}).findings == ()
+
+
+def test_a_channel_that_is_masked_throughout_has_no_gap_and_raises_no_alarm() -> None:
+    x = torch.randn(40, 3, 6, generator=torch.Generator().manual_seed(0)) * 2 + 7
+    mask = torch.tensor([True, False, True])[:, None].expand(40, 3, 6)
+    model = MaskedNet().eval()
+    model.norm.running_mean.fill_(7)
+    model.norm.running_var.fill_(4)
+    model.norm.num_batches_tracked.fill_(1000)
+    found = examine(model, {"x": x, "mask": mask})
+    assert found.findings == ()
+    assert found["norm"].gap is None
+    assert "1 channels of norm have no valid value" in found.notes[0]
 
 
 class Everything(nn.Module):
@@ -197,8 +261,13 @@ def test_every_kind_of_batch_norm_is_listed_and_what_was_not_looked_at_is_said()
     }  # fmt: skip
     assert [where for where, site in by.items() if site.gap] == ["twice", "sync", "uncounted"]
     assert [item.where for item in found.not_seen] == ["never"]
-    assert found.notes == ("The running statistics given to a function were not examined: batch_norm.",)
-    assert {f.where for f in found.having("initial-statistics")} == {"twice", "sync", "uncounted", "never"}
+    (note,) = found.having("unmeasured-statistics")
+    assert (note.where, note.severity, note.evidence["function"]) == (
+        "batch_norm", "note", "batch_norm in the model itself",
+    )  # fmt: skip
+    (note,) = found.having("never-called")
+    assert note.where == "never"
+    assert {f.where for f in found.having("initial-statistics")} == {"twice", "sync", "uncounted"}
     assert by["uncounted"].updates is None
     assert by["uncounted"].weight_left is None
 

@@ -473,6 +473,35 @@ def test_of_a_scripted_model_it_is_said_that_nothing_was_looked_into() -> None:
 # the words
 
 
+class Log(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.log()
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.never = nn.BatchNorm1d(10), nn.BatchNorm1d(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Lending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.norm.running_mean, self.norm.running_var)
+
+
+def with_nan(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model[4].weight[3, 5] = math.nan
+    return model
+
+
 def spoilt(where: int, **buffers: float) -> nn.Module:
     model = model_of("mlp")
     for name, value in buffers.items():
@@ -493,6 +522,13 @@ FAULTS: dict[str, Callable[[], Examination]] = {
     "dead-bias": lambda: examine(nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4)), features(30)[0]),
     "decayed-norm": lambda: examine(m := mlp(), optimizer=torch.optim.AdamW(m.parameters())),
     "unrecognized-norm": lambda: examine(LlamaRMSNorm(3)),
+    "non-finite-parameters": lambda: examine(with_nan(healthy("mlp"))),
+    "non-finite-activations": lambda: examine(nn.Sequential(Log(), nn.BatchNorm1d(10)), features(30)[0]),
+    "non-finite-loss": lambda: examine(
+        healthy("mlp"), features(30)[0], loss=lambda *_: torch.tensor(math.nan)
+    ),
+    "never-called": lambda: examine(Unused(), features(30)[0]),
+    "unmeasured-statistics": lambda: examine(Lending(), features(30)[0]),
     "no-norm": lambda: examine(nn.ReLU()),
 }
 

@@ -619,6 +619,60 @@ def test_a_branch_that_only_other_data_take_is_found_by_fresh_inputs(side: int) 
     assert [item.where for item in report.failed] == ["norm"]
 
 
+@pytest.mark.parametrize("read", [bool, lambda x: x.item(), float], ids=["bool", "item", "float"])
+@pytest.mark.parametrize("factor", [0.3, 3.0, 30.0])
+def test_a_branch_on_the_size_of_the_data_is_found_by_fresh_inputs(factor: float, read) -> None:
+    class Branches(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            z = self.norm(y)
+            far = x.abs().max() > limit if factor > 1 else x.abs().max() < limit
+            return z + y if read(far) else z
+
+    torch.manual_seed(0)
+    example = data(2, 3, 6, 6)
+    limit = factor * example.abs().max()
+    report = fold(live(Branches()), example)
+    assert "output changes" in why(report, "norm")
+    assert [item.where for item in report.failed] == ["norm"]
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_that_the_model_may_decide_by_its_data_is_said_where_something_was_folded(decides: bool) -> None:
+    class Gated(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.norm(self.layer(x))
+            return z if decides and x.mean() > -1e9 else z * 1
+
+    report = fold(live(Gated()), data(2, 3, 6, 6))
+    assert [item.where for item in report.done] == ["norm"]
+    assert [note for note in report.notes if "decide by its data (bool)" in note] == report.notes
+    assert len(report.notes) == decides
+
+
+def test_a_decision_by_what_folding_changes_is_refused() -> None:
+    class Gated(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return self.norm(y) if y.mean() > -1e9 else y
+
+    assert "second consumer" in why(fold(live(Gated()), data(2, 3, 6, 6)), "norm")
+
+
+def test_fresh_inputs_that_do_not_suit_the_model_are_counted() -> None:
+    class Narrow(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.abs().max() > limit:
+                raise ValueError
+            return self.norm(self.layer(x))
+
+    example = data(2, 3, 6, 6)
+    limit = 5 * example.abs().max()
+    report = fold(live(Narrow()), example)
+    assert [item.where for item in report.done] == ["norm"]
+    assert "2 of 6 fresh inputs do not suit the model" in report.notes
+
+
 def test_tokens_are_examples_too() -> None:
     torch.manual_seed(0)
     model = live(
@@ -672,3 +726,56 @@ def test_a_constant_input_and_a_feature_of_no_variance_fold() -> None:
     model[1].running_var[2] = 0.0
     report = fold(model, torch.full((8, 6), 3.25))
     assert [item.where for item in report.done] == ["1"]
+
+
+class FusedBlock(nn.Module):
+    """A residual block whose norms take the residual and the activation along."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 3, 1, 1, bias=False), nn.Conv2d(6, 3, 3, 1, 1)
+        self.inner = ours.Fused(ours.BatchNorm2d(6), activation)
+        self.outer = ours.Fused(ours.BatchNorm2d(3), activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.conv2(self.inner(self.conv1(x))), x)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "silu"])
+def test_a_norm_in_fused_folds_and_residual_and_activation_stay(activation: str) -> None:
+    torch.manual_seed(0)
+    model, x = live(FusedBlock(activation)), data(2, 3, 6, 6)
+    report = fold(model, x)
+    assert [item.where for item in report.done] == ["inner.norm", "outer.norm"]
+    assert type(report.model.outer.norm) is nn.Identity
+    outputs_agree(report, model, x)
+    assert report.error <= report.bound
+    assert report.model_error <= report.model_bound
+
+
+def test_a_masked_norm_in_fused_is_refused() -> None:
+    class Masked(FusedBlock):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv2(self.inner(self.conv1(x)))
+            return self.outer(y, x, torch.arange(6) < torch.tensor([2, 6])[:, None, None, None])
+
+    torch.manual_seed(0)
+    model, x = live(Masked("relu")), data(2, 3, 6, 6)
+    report = fold(model, x)
+    assert [item.where for item in report.done] == ["inner.norm"]
+    assert "a mask" in why(report, "outer.norm")
+    outputs_agree(report, model, x)
+
+
+@pytest.mark.parametrize("how", ["mask", "lengths"])
+def test_a_masked_norm_is_refused_by_name(how: str) -> None:
+    class Masked(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = torch.tensor([2, 6])
+            given = {"lengths": lengths}
+            if how == "mask":
+                given = {"mask": torch.arange(6) < lengths[:, None, None, None]}
+            return self.norm(self.layer(x), **given)
+
+    report = fold(live(Masked(norm=ours.BatchNorm2d(4))), data(2, 3, 6, 6))
+    assert f"called with {'a mask' if how == 'mask' else 'lengths'}" in why(report, "norm")

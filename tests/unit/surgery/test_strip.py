@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own name for it
 
 from normalcy import nn as ours
-from normalcy.errors import ArgumentError, DataError, TypeMismatchError
+from normalcy.errors import ArgumentError, DataError, ProofError, TypeMismatchError
 from normalcy.report import Report
 from normalcy.surgery.strip import strip_dead_bias
 
@@ -275,3 +275,82 @@ def test_half_precision_is_proved_on_its_float64_copy() -> None:
     report = strip_dead_bias(model, data(4, 3, 12, 12).bfloat16())
     assert len(report.done) == 2
     assert report.error <= report.bound
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("build", [torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_of_named_parameters_forgets_the_names_too(build, named: bool) -> None:
+    torch.manual_seed(0)
+    model = live(conv_net())
+    given = model.named_parameters() if named else model.parameters()
+    optimizer = build(given, lr=0.01)
+    model(data(4, 3, 12, 12)).square().mean().backward()
+    optimizer.step()
+    strip_dead_bias(model, data(4, 3, 12, 12), optimizer=optimizer, inplace=True)
+    (group,) = optimizer.param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
+    if named:
+        assert group["param_names"] == [name for name, _ in model.named_parameters()]
+    again = build(model.named_parameters() if named else model.parameters(), lr=0.01)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    optimizer.step()
+
+
+def test_a_scaled_and_summed_bias_goes_and_its_norm_takes_over_what_it_received() -> None:
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(-0.25 * self.conv(x).sum((2, 3)))
+
+    torch.manual_seed(0)
+    model, x = live(Summed()), data(6, 3, 5, 5)
+    report = strip_dead_bias(model, x)
+    assert [item.where for item in report.done] == ["conv"]
+    unchanged(report, model, x)
+
+
+def test_that_the_model_may_decide_by_its_data_is_said_where_a_bias_went() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.norm = nn.Linear(5, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.lin(x)) * (1 if float(x.max()) > -1e9 else 2)
+
+    report = strip_dead_bias(live(Gated()), data(16, 5))
+    assert [item.where for item in report.done] == ["lin"]
+    assert [note for note in report.notes if "decide by its data (float)" in note]
+
+
+@pytest.mark.parametrize("how", ["mask", "lengths"])
+def test_a_bias_before_a_masked_norm_goes_and_masked_places_stay_zero(how: str) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(3, 4, 3, padding=1), ours.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = torch.tensor([9, 2, 5, 7])
+            if how == "lengths":
+                return self.norm(self.conv(x), lengths=lengths)
+            return self.norm(self.conv(x), mask=torch.arange(9) < lengths[:, None, None])
+
+    torch.manual_seed(0)
+    model, x = live(Masked()), data(4, 3, 9)
+    report = strip_dead_bias(model, x)
+    assert [item.where for item in report.done] == ["conv"]
+    unchanged(report, model, x)
+    assert (report.model(x)[1, :, 2:] == 0).all()
+
+
+def test_an_output_that_is_not_finite_is_not_put_down_to_chance() -> None:
+    model = live(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
+    with torch.no_grad():
+        model[0].weight[1, 2] = float("nan")
+    with pytest.raises(ProofError, match="not finite"):
+        strip_dead_bias(model, data(16, 5))

@@ -4,6 +4,8 @@ A rule's words stand beside what it looks for. Numbers it reports were read or m
 """
 
 from normalcy.doctor.rules.base import Rule
+from normalcy.doctor.rules.finite import NonFiniteActivations, NonFiniteLoss, NonFiniteParameters
+from normalcy.doctor.rules.reached import NeverCalled, UnmeasuredStatistics
 from normalcy.doctor.rules.stored import (
     InitialStatistics,
     NegativeVariance,
@@ -15,6 +17,8 @@ from normalcy.doctor.rules.training import DecayedNorm, WrongMode
 from normalcy.doctor.rules.wiring import DeadBiasRule, NoNorm, TooFewValues, UnrecognizedNorm
 
 RULES: tuple[Rule, ...] = (
+    NonFiniteParameters(),
+    NonFiniteActivations(),
     NonFiniteStatistics(),
     NegativeVariance(),
     InitialStatistics(),
@@ -24,6 +28,9 @@ RULES: tuple[Rule, ...] = (
     TooFewValues(),
     DeadBiasRule(),
     DecayedNorm(),
+    NeverCalled(),
+    UnmeasuredStatistics(),
+    NonFiniteLoss(),
     UnrecognizedNorm(),
     NoNorm(),
 )

@@ -20,6 +20,10 @@ _RETRAIN = (
     "Train, load the checkpoint with its buffers, or build it with track_running_stats=False, which "
     "normalizes each example by itself in both modes."
 )
+_CALL_IT = (
+    "Call the layer itself in forward, then normalcy.surgery.recalibrate(model, batches) reaches it; or "
+    "train, or load the checkpoint with its buffers."
+)
 
 
 class InitialStatistics(Rule):
@@ -34,7 +38,7 @@ class InitialStatistics(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """Only norms that keep running statistics; a counter above zero is told apart."""
-        for norm in evidence.norms:
+        for norm in _judged(evidence):
             if not norm.initial:
                 continue
             cause = self.cause
@@ -47,7 +51,7 @@ class InitialStatistics(Rule):
                 norm.where,
                 {"updates": norm.updates, "momentum": norm.momentum, **_gap_numbers(norm)},
                 cause=cause,
-                remedy=_RETRAIN if norm.kind == "instance" else "",
+                remedy=_RETRAIN if norm.kind == "instance" else _cure(norm),
             )
 
 
@@ -67,7 +71,7 @@ class UnwarmedStatistics(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """A gap that the weight left cannot explain is another rule's."""
-        for norm in evidence.norms:
+        for norm in _judged(evidence):
             if not is_unwarmed(norm) or norm.weight_left is None:
                 continue
             momentum = norm.momentum or 0.0
@@ -83,6 +87,7 @@ class UnwarmedStatistics(Rule):
                     **_gap_numbers(norm),
                 },
                 severity="error" if severe else "warning",
+                remedy=_cure(norm),
             )
 
 
@@ -99,7 +104,7 @@ class NonFiniteStatistics(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """Counts the channels."""
-        for norm in evidence.norms:
+        for norm in _judged(evidence):
             if norm.stored is None:
                 continue
             bad = ~(norm.stored[0].isfinite() & norm.stored[1].isfinite())
@@ -107,6 +112,7 @@ class NonFiniteStatistics(Rule):
                 yield self.found(
                     norm.where,
                     {"channels": int(bad.sum()), "of": bad.numel(), "first_channel": int(bad.int().argmax())},
+                    remedy=_cure(norm),
                 )
 
 
@@ -123,7 +129,7 @@ class NegativeVariance(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """Says in how many channels the output is NaN."""
-        for norm in evidence.norms:
+        for norm in _judged(evidence):
             if norm.stored is None:
                 continue
             negative = norm.stored[1] < 0
@@ -138,6 +144,7 @@ class NegativeVariance(Rule):
                         "eps": eps,
                         "nan_channels": int((norm.stored[1].double() + eps <= 0).sum()),
                     },
+                    remedy=_cure(norm),
                 )
 
 
@@ -155,7 +162,7 @@ class StaleStatistics(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """The threshold allows for the sampling error of the data given."""
-        for norm in evidence.norms:
+        for norm in _judged(evidence):
             if norm.gap is None or norm.measured is None or norm.initial or is_unwarmed(norm):
                 continue
             if not _finite(norm) or not (norm.gap.rms > gap_allowed(norm) or _one_channel_is_off(norm)):
@@ -171,6 +178,22 @@ class StaleStatistics(Rule):
                 },
                 severity="error" if norm.gap.rms > _LARGE_GAP else "warning",
             )
+
+
+def _judged(evidence: Evidence) -> Iterator[Norm]:
+    """The norms of whose statistics something can be said.
+
+    Those that nothing uses have a rule of their own, and where what a norm receives is not finite, that is
+    the fault: its statistics follow from it, and recalibration would fail.
+    """
+    for norm in evidence.norms:
+        if norm.where not in evidence.idle and not norm.overflown:
+            yield norm
+
+
+def _cure(norm: Norm) -> str:
+    """The remedy where it is another than the rule's own."""
+    return _CALL_IT if norm.lent else ""
 
 
 def is_unwarmed(norm: Norm) -> bool:

@@ -11,9 +11,11 @@ from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import Finding
 from normalcy.doctor.rules.base import Rule
 from normalcy.flow import Value
+from normalcy.measure import Measurements
 
 # The standard error of a mean of n values is 1/√n standard deviations: a quarter at 16.
 _FEW_VALUES = 16
+_LARGER = "Use a larger batch, or a norm that does not need one (group or layer norm)."
 
 
 class DeadBiasRule(Rule):
@@ -33,7 +35,14 @@ class DeadBiasRule(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """By data flow, only where it really is dead."""
-        for verdict in evidence.sites.dead if evidence.sites else ():
+        for dead in evidence.dead:
+            verdict, remedy = dead.verdict, ""
+            if dead.in_training is None:
+                remedy = f"Build the layer with bias=False if training has the same wiring: {dead.kept}."
+            elif dead.kept:
+                remedy = (
+                    f"Build the layer with bias=False; in the model as it stands it has to stay: {dead.kept}."
+                )
             bias = getattr(verdict.module, "bias", None)
             yield self.found(
                 verdict.where,
@@ -44,6 +53,7 @@ class DeadBiasRule(Rule):
                     else None,
                     "erased_by": ", ".join(removal.where for removal in verdict.removals),
                 },
+                remedy=remedy,
             )
 
 
@@ -61,6 +71,12 @@ class TooFewValues(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """One value is an error for every norm, few are a warning for batch norm."""
+        alone = any(norm.values == 1 for norm in evidence.norms)
+        if evidence.left_out is not None and not (alone and len(evidence.left_out.skipped) == 1):
+            yield self._left_out(evidence.left_out)
+        if evidence.refusal and not alone:
+            cause = f"Nothing was measured: {evidence.refusal}"
+            yield self.found("every batch", {}, severity="error", cause=cause, remedy=_LARGER)
         for norm in evidence.norms:
             n = norm.values
             if n is None or norm.site is None or n == 0 or _frozen(norm, evidence.model):
@@ -79,6 +95,16 @@ class TooFewValues(Rule):
                     cause=f"One value {sign if norm.kind == 'rms' else lost}.",
                     remedy="Use fewer groups, or normalize over more axes.",
                 )
+
+    def _left_out(self, measured: Measurements) -> Finding:
+        first = measured.skipped[0]
+        return self.found(
+            f"batch {first.batch}",
+            {"batches_left_out": len(measured.skipped), "of": measured.batches, "first": first.why},
+            cause="Training refuses one value per channel, which has no spread: such a batch, often the last "
+            "one of a loader, stops it. It was left out of everything measured here.",
+            remedy=f"Give the loader drop_last=True. {_LARGER}",
+        )
 
     def _batch(self, norm: Norm, n: int) -> Finding:
         channels = norm.site.channels if norm.site else None
