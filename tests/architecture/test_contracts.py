@@ -87,6 +87,18 @@ def test_the_search_for_names_finds_every_way_of_writing_one():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nothing_saved_is_ever_unpickled(path):
-    names = names_in(ast.parse(path.read_text(encoding="utf-8")))
-    dangerous = {"pickle", "torch.load", "pickle.load", "pickle.loads", "dill", "joblib", "marshal"}
-    assert not names & dangerous
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    dangerous = {"pickle", "pickle.load", "pickle.loads", "dill", "joblib", "marshal"}
+    assert not names_in(tree) & dangerous
+    loads = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load"
+    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.func in loads]
+    assert len(loads) == len(calls)
+    assert bool(loads) == ("torch.load" in names_in(tree)), "it is called under its full name"
+    assert not loads or path.relative_to(SOURCE) == Path("checkpoint/files.py")
+    for call in calls:
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert given["weights_only"] == "True", "only tensors and plain containers are read from a file"

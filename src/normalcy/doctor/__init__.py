@@ -7,5 +7,6 @@ It changes nothing and prints nothing. Repairs are `normalcy.surgery`; the compo
 from normalcy.doctor.examine import examine
 from normalcy.doctor.findings import Examination, Examined, Finding, Loss
 from normalcy.doctor.rules import RULES
+from normalcy.doctor.state import examine_checkpoint
 
-__all__ = ["RULES", "Examination", "Examined", "Finding", "Loss", "examine"]
+__all__ = ["RULES", "Examination", "Examined", "Finding", "Loss", "examine", "examine_checkpoint"]
