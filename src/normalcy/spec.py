@@ -48,28 +48,22 @@ tracked_instance = replace(instance, infer=Origin.STORED)  # as PyTorch's, with 
 channels = Norm("layer", OVER_CHANNELS)  # layer norm over the channels of each position (NCHW)
 
 
-# Made once each, and in dictionaries rather than a cache decorator, which compilers warn about.
-_layer: dict[int, Norm] = {}
-_rms: dict[int, Norm] = {}
-_group: dict[int, Norm] = {}
+# The usual ones ready-made, in tables that never change: compilers guard on them.
+_LAYER = {n: Norm("layer", over_features(n)) for n in range(1, 6)}
+_RMS = {n: Norm("rms", over_features(n), center=False) for n in range(1, 6)}
+_GROUP = {n: Norm("group", over_groups(n)) for n in (1, 2, 4, 8, 16, 32, 64)}
 
 
 def layer(features: int) -> Norm:
     """Layer norm over the last `features` axes."""
-    if features not in _layer:
-        _layer[features] = Norm("layer", over_features(features))
-    return _layer[features]
+    return _LAYER.get(features) or Norm("layer", over_features(features))
 
 
 def rms(features: int) -> Norm:
     """RMS norm over the last `features` axes: layer norm without the mean."""
-    if features not in _rms:
-        _rms[features] = Norm("rms", over_features(features), center=False)
-    return _rms[features]
+    return _RMS.get(features) or Norm("rms", over_features(features), center=False)
 
 
 def group(groups: int) -> Norm:
     """Group norm with this many groups of channels."""
-    if groups not in _group:
-        _group[groups] = Norm("group", over_groups(groups))
-    return _group[groups]
+    return _GROUP.get(groups) or Norm("group", over_groups(groups))

@@ -25,6 +25,8 @@ LATER = {
     "pytest",
     "normalcy.case",
     "normalcy.checkpoint",
+    "normalcy.neighbours",
+    "normalcy.variants",
     "normalcy.checkup",
     "safetensors",
     "normalcy.cli",

@@ -287,3 +287,54 @@ def test_a_failed_proof_is_told_and_changes_nothing(build: type[nn.Module]) -> N
 def test_the_number_of_parameters_is_that_of_the_model_examined(repaired: Checkup) -> None:
     stripped = sum(p.numel() for p in repaired.case.model.parameters())
     assert repaired.as_dict()["model"]["parameters"] == stripped + 400
+
+
+def test_a_norm_left_in_training_is_set_to_evaluation_and_the_finding_is_gone() -> None:
+    model = healthy("resnet")
+    model[4].bn1.train()
+    result = run(Case(model, images(200)[0]), target="one norm trains", fix=True)
+    assert [f.code for f in result.before.findings] == ["wrong-mode"]
+    assert result.after.findings == ()
+    assert [(what, item.where) for what, item in result.repair.done] == [("set_mode", "4.bn1")]
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_norm_that_may_be_frozen_on_purpose_is_refused_with_the_reason() -> None:
+    model = healthy("resnet").train()
+    model[4].bn1.eval()
+    result = run(Case(model, images(200)[0]), target="one norm is frozen", fix=True)
+    assert result.repair.done == ()
+    ((what, item),) = result.repair.refused
+    assert (what, item.where) == ("set_mode", "4.bn1")
+    assert "frozen on purpose" in item.why
+    assert not model[4].bn1.training
+    assert model.training
+
+
+def test_weights_that_are_not_finite_are_not_recalibrated_over() -> None:
+    model = healthy("mlp")
+    with torch.no_grad():
+        model[0].weight[0] = math.nan
+    held = copy.deepcopy(model.state_dict())
+    result = run(Case(model, features(60)[0]), target="NaN", fix=True)
+    assert [f.code for f in result.after.findings] == ["non-finite-parameters"]
+    assert result.repair.done == ()
+    assert all(value.equal(held[name]) for name, value in model.state_dict().items() if name != "0.weight")
+
+
+def test_spoilt_statistics_of_a_norm_that_is_never_called_start_no_repair() -> None:
+    model = healthy("mlp")
+    model.never = nn.BatchNorm1d(3).eval()
+    model.forward = lambda x: nn.Sequential.forward(nn.Sequential(*list(model)[:-1]), x)
+    result = run(Case(model, features(60)[0]), target="never called", fix=True)
+    assert [(f.code, f.severity) for f in result.after.findings] == [("never-called", "note")]
+    assert (result.repair.done, result.repair.refused) == ((), ())
+
+
+def test_a_batch_that_was_left_out_is_told_before_and_after_the_repair() -> None:
+    result = run(Case(mlp().eval(), iter(features(49)[0].split(24))), target="25th", fix=True)
+    for found in (result.before, result.after):
+        (finding,) = found.having("too-few-values")
+        assert (finding.where, finding.evidence["of"]) == ("batch 3", 3)
+    assert not result.after.having(*STATISTICS)
+    assert any(note.startswith("recalibrate: left out of 3 batches: number 3") for note in result.notes)

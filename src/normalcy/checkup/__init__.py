@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from normalcy import __version__, example
 from normalcy import case as cases
@@ -136,8 +137,9 @@ def run(
 ) -> Checkup:
     """Examine a case; repair and examine again if `fix`; fold a copy and prove it equal if `folding`.
 
-    With `fix` the model of the case is changed in place: statistics that are found wrong are recalibrated
-    where there are data and debiased where there are none, never both; dead biases are stripped.
+    With `fix` the model of the case is changed in place: norms left in training mode evaluate like their
+    model; statistics that are found wrong are recalibrated where there are data and debiased where there are
+    none, never both; dead biases are stripped.
 
     Args:
         case: what to examine.
@@ -170,6 +172,7 @@ def run(
     folded, notes, unproved = _folded(case, data) if folding else (None, (), False)
     left = case.model.state_dict().keys()
     stripped = {name: torch.zeros_like(value) for name, value in held.items() if name not in left}
+    notes = (*(repair.notes if repair else ()), *notes)
     return Checkup(
         target, case, before, repair, after, folded, baselines, notes, parameters, unproved, stripped
     )
@@ -191,13 +194,14 @@ def embedded(seed: int = 0, progress: Progress | None = None) -> tuple[Case, dic
 def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) -> Repair:
     done: list[tuple[str, Item]] = []
     refused: list[tuple[str, Item]] = []
-
+    notes: list[str] = []
     failed = False
 
     def take(what: str, report: Report) -> None:
         nonlocal failed
         done.extend((what, item) for item in report.done)
         refused.extend((what, item) for item in report.refused)
+        notes.extend(f"{what.replace('_', ' ')}: {note}" for note in report.notes)
         failed = failed or bool(report.failed)
 
     def attempt(what: str, repair: Callable[[], Report]) -> None:
@@ -210,6 +214,8 @@ def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) 
         batch = next(iter(cases.batches(data)))
         return strip_dead_bias(case.model, batch, optimizer=case.optimizer, call=case.call, inplace=True)
 
+    if before.having("wrong-mode"):
+        take("set_mode", _modes(case.model, before))
     if before.having(*STATISTICS):
         if data is not None:
             attempt("recalibrate", lambda: recalibrate(case.model, data, call=case.call, progress=progress))
@@ -217,7 +223,22 @@ def _fix(case: Case, data: Any, before: Examination, progress: Progress | None) 
             attempt("debias", lambda: debias(case.model))
     if before.having("dead-bias"):
         attempt("strip_dead_bias", strip)
-    return Repair(tuple(done), tuple(refused), failed)
+    return Repair(tuple(done), tuple(refused), failed, tuple(notes))
+
+
+def _modes(model: nn.Module, before: Examination) -> Report:
+    """Norms that train in a model that evaluates are made to evaluate; the other way round may be meant."""
+    report = Report(model)
+    for finding in before.having("wrong-mode"):
+        norm = model.get_submodule(finding.where)
+        if model.training:
+            why = "it may be frozen on purpose; if it is not, call model.train()"
+            report.refused.append(Item(finding.where, why))
+            continue
+        norm.eval()
+        why = "in evaluation mode now, like the model; a saved state dict holds no modes"
+        report.done.append(Item(finding.where, why))
+    return report
 
 
 def _folded(case: Case, data: Any) -> tuple[Report | None, tuple[str, ...], bool]:

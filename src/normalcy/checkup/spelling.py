@@ -19,12 +19,13 @@ from normalcy.statistics import warm_count, weight_left
 class Repair:
     """What was done and refused: pairs of the operation's name and the place with its reason.
 
-    `failed` is true where something was refused because its proof failed.
+    `failed` is true where something was refused because its proof failed; `notes` are about the whole.
     """
 
     done: tuple[tuple[str, Item], ...]
     refused: tuple[tuple[str, Item], ...]
     failed: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def examination(found: Examination) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def _site(site: Examined) -> dict[str, Any]:
             "skewness": {name: skewness for name, (skewness, _) in taken.shape().items()},
             "kurtosis": {name: kurtosis for name, (_, kurtosis) in taken.shape().items()},
         },
+        "neighbours": site.neighbours.as_dict() if site.neighbours else None,
         "warmup": _warmup(site),
     }
 

@@ -5,7 +5,7 @@ Not for HTML: pages draw that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any, Final
 
@@ -34,6 +34,20 @@ def rendered(checkup: Mapping[str, Any], *, width: int, colour: bool) -> str:
         >>> print(rendered(made, width=80, colour=False).splitlines()[0])
         model.py:make: Net, 12 parameters, 0 normalization layers
     """
+    lines = [*_lines(_printable(checkup)), *_neighbours(checkup["before"]["sites"])]
+    return printed(lines, width=width, colour=colour)
+
+
+def printed(lines: Iterable[Line], *, width: int, colour: bool) -> str:
+    """Give lines as text, at most 100 columns wide; they are wrapped, never cut off.
+
+    Example:
+        >>> print(printed([(2, Text("eight words that do not fit into width"))], width=20, colour=False))
+          eight words that
+          do not fit into
+          width
+        <BLANKLINE>
+    """
     out = StringIO()
     console = Console(
         file=out,
@@ -45,7 +59,7 @@ def rendered(checkup: Mapping[str, Any], *, width: int, colour: bool) -> str:
         emoji=False,
         legacy_windows=False,
     )
-    for indent, line in _lines(_printable(checkup)):
+    for indent, line in lines:
         line.overflow = "fold"
         console.print(Padding(line, (0, 0, 0, indent)) if indent else line)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -116,10 +130,11 @@ def _verdict(checkup: Mapping[str, Any]) -> Text:
     found = before if after is None else after
     left = _tally(found["findings"])
     if after is None:
+        said = "in its weights; mode, wiring and data were not seen" if "checkpoint" in checkup else ""
         return (
             Text(f"Found: {left}.", "bold")
             if left
-            else Text("No finding: its normalization is in order.", "bold green")
+            else Text(f"No finding{f' {said}' if said else ': its normalization is in order'}.", "bold green")
         )
     was = _tally(before["findings"])
     if not was:
@@ -146,7 +161,7 @@ def _losses(checkup: Mapping[str, Any]) -> Iterator[Line]:
             rows.append((f"with batch statistics{only}", loss["batch"]))
     if not rows:
         return
-    yield from _heading("Loss (nats per character)" if checkup["baselines"] else "Loss")
+    yield from heading("Loss (nats per character)" if checkup["baselines"] else "Loss")
     wide = max(len(name) for name, _ in rows)
     for name, value in rows:
         digits = f"{value:.4f}" if isinstance(value, float) else number(value)
@@ -156,12 +171,12 @@ def _losses(checkup: Mapping[str, Any]) -> Iterator[Line]:
 def _examination(
     found: Mapping[str, Any], title: str, before: Mapping[str, Any] | None = None
 ) -> Iterator[Line]:
-    yield from _heading(title)
+    yield from heading(title)
     if not found["findings"]:
         yield 2, Text("nothing")
     told = {finding[name] for finding in (before or {"findings": ()})["findings"] for name in _EXPLAINED}
-    for group in _grouped(found["findings"]):
-        yield from _finding(group, told)
+    for group in grouped(found["findings"]):
+        yield from finding_lines(group, told)
     if before is None:
         yield from _places("Not recognized", found["unrecognized"])
         yield from _places("Not seen in the recorded pass", found["not_seen"])
@@ -169,7 +184,7 @@ def _examination(
         yield 2, Text(note)
 
 
-def _grouped(findings: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def grouped(findings: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Findings of one kind together, the most severe kinds first."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for finding in sorted(findings, key=lambda f: -SEVERITIES.index(f["severity"])):
@@ -177,7 +192,7 @@ def _grouped(findings: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, An
     return list(groups.values())
 
 
-def _finding(group: Sequence[Mapping[str, Any]], told: set[str]) -> Iterator[Line]:
+def finding_lines(group: Sequence[Mapping[str, Any]], told: set[str]) -> Iterator[Line]:
     """One kind of finding: each place with its evidence; what was `told` before is not said again."""
     first = group[0]
     severity = first["severity"]
@@ -207,7 +222,7 @@ def _finding(group: Sequence[Mapping[str, Any]], told: set[str]) -> Iterator[Lin
 def _repair(repair: Mapping[str, Any] | None) -> Iterator[Line]:
     if repair is None:
         return
-    yield from _heading("Repaired")
+    yield from heading("Repaired")
     if not repair["done"] and not repair["refused"]:
         yield 2, Text("nothing: there was nothing that a repair could cure")
     for key, word in (("done", ""), ("refused", "refused: ")):
@@ -226,7 +241,7 @@ def _repair(repair: Mapping[str, Any] | None) -> Iterator[Line]:
 def _fold(fold: Mapping[str, Any] | None) -> Iterator[Line]:
     if fold is None:
         return
-    yield from _heading("Folded for inference (a copy)")
+    yield from heading("Folded for inference (a copy)")
     if not fold["done"] and not fold["refused"]:
         yield 2, Text("nothing: there is no batch norm to fold")
     yield from _items(fold["done"])
@@ -245,6 +260,23 @@ def _fold(fold: Mapping[str, Any] | None) -> Iterator[Line]:
         yield 2, Text(note)
 
 
+def _neighbours(sites: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """How much one example's x̂ varies with its neighbours, where that was measured."""
+    measured = [(site["where"], found) for site in sites if (found := site.get("neighbours"))]
+    if not measured:
+        return
+    yield from heading("One example and its neighbours in the batch")
+    said = "In training its x̂ varies with them by so many standard deviations; in evaluation not at all."
+    yield 2, Text(said)
+    for where, found in sorted(measured, key=lambda row: -row[1]["noise"])[:_MOST_PLACES]:
+        few = found["curve"][0]
+        other = f"; at batch {few['batch']}: {number(few['noise'])}" if few["batch"] != found["batch"] else ""
+        here = f": {number(found['noise'])} at batch {number(found['batch'])}{other}"
+        yield 2, Text.assemble((plain(where) or "the model", "bold"), here)
+    if len(measured) > _MOST_PLACES:
+        yield 2, Text(f"and {len(measured) - _MOST_PLACES} more layers; --json has them all")
+
+
 def _places(title: str, items: Sequence[Mapping[str, str]]) -> Iterator[Line]:
     if items:
         yield 2, Text(f"{title}:")
@@ -258,6 +290,7 @@ def _items(items: Sequence[Mapping[str, str]], indent: int = 2) -> Iterator[Line
         yield indent, Text(f"and {len(items) - _MOST_PLACES} more; --json and --html have them all")
 
 
-def _heading(text: str) -> Iterator[Line]:
+def heading(text: str) -> Iterator[Line]:
+    """An empty line and a title."""
     yield 0, Text()
     yield 0, Text(text, "bold underline")

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normalcy import case, flow
+from normalcy import case, flow, neighbours
 from normalcy.case import Call
+from normalcy.doctor.both_modes import dead_biases
 from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import SEVERITIES, Examination, Examined, Finding, Loss
 from normalcy.doctor.rules import RULES
 from normalcy.errors import ArgumentError, TooFewValuesError
-from normalcy.measure import Gap, Measured, Progress, Sample, gap, mean_loss, measure, sample, tracking
+from normalcy.measure import Gap, Measurements, Progress, Sample, gap, mean_loss, measure, sample, tracking
 from normalcy.measure import Loss as LossFunction
 from normalcy.sites import Sites, find, kind_of
 from normalcy.undisturbed import must_have_values, on_batch_statistics, random_states_kept
@@ -68,7 +69,9 @@ def examine(
         if data is None:
             # of a pass in which nothing ran: what the modules alone tell
             unrecognized = find(model, flow.record(model, lambda: None)).unrecognized
-            return _judge(Evidence(model, _norms(model, None), None, unrecognized, optimizer), (), {}, ())
+            return _judge(
+                Evidence(model, _norms(model, None), None, unrecognized, optimizer=optimizer), (), {}, ()
+            )
         return _with_data(model, data, loss, call, optimizer, judge_on, channels or {}, progress)
 
 
@@ -88,13 +91,17 @@ def _with_data(
         recorded = flow.record(model, lambda: case.run(model, first, call))
     sites = find(model, recorded)
     norms = _norms(model, sites)
-    tracked = tracking(model, [norm.where for norm in norms if norm.site is not None])
-    measured, notes = _measure(model, tracked, data, call, progress)
-    gaps = {path: _gap(tracked[path], found) for path, found in measured.items()}
+    tracked = tracking(
+        model, [norm.where for norm in norms if norm.site is not None and norm.site.module is not None]
+    )
+    measured, refusal = _measure(model, tracked, data, call, progress)
+    gaps, notes = _gaps(tracked, measured)
+    if refusal:
+        notes.append(f"No statistics were measured: {refusal}")
     losses = None
     if loss is not None:
         judged = data if judge_on is None else judge_on
-        losses = _losses(model, judged, loss, tracked if measured else {}, call)
+        losses = _losses(model, judged, loss, tracked if measured else {}, call, notes)
     norms = tuple(
         replace(norm, measured=measured.get(norm.where), gap=gaps.get(norm.where)) for norm in norms
     )
@@ -105,8 +112,22 @@ def _with_data(
             )
     shown = {path: channels.get(path, found.channel) for path, found in gaps.items()}
     samples = sample(model, tracked, shown, first, call=call) if shown else {}
-    evidence = Evidence(model, norms, sites, sites.unrecognized, optimizer, losses)
-    return _judge(evidence, sites.not_seen, samples, (*notes, *_functional(norms)))
+    evidence = Evidence(
+        model,
+        norms,
+        sites,
+        sites.unrecognized,
+        dead_biases(model, recorded, sites, lambda examined: case.run(examined, first, call)),
+        sites.idle,
+        measured if measured.skipped else None,
+        refusal,
+        optimizer,
+        losses,
+    )
+    found = _judge(evidence, sites.not_seen, samples, tuple(notes))
+    heard = {path: tracked[path] for path in measured}
+    noise = neighbours.of_model(model, heard, case.batches(data), call=call) if heard else {}
+    return replace(found, sites=tuple(replace(s, neighbours=noise.get(s.where)) for s in found.sites))
 
 
 def _check(loss: object, call: object, optimizer: object) -> None:
@@ -118,9 +139,19 @@ def _check(loss: object, call: object, optimizer: object) -> None:
 
 
 def _norms(model: nn.Module, sites: Sites | None) -> tuple[Norm, ...]:
-    """Every known norm: those that ran, in the order of the pass, then those that did not."""
+    """Every known norm: those that ran, in the order of the pass, then those that did not.
+
+    A functional one that is given the running statistics of a known layer goes under that layer's name.
+    """
+    modules, ran = dict(model.named_modules()), list[Norm]()
     seen = {id(site.module) for site in sites or () if site.module is not None}
-    ran = [Norm(site.where, site.module, site.kind, site) for site in sites or ()]
+    for site in sites or ():
+        where, module = site.where, site.module
+        lender = modules.get(site.holder) if site.holder is not None else None
+        if lender is not None and kind_of(lender) is not None and id(lender) not in seen:
+            where, module = site.holder or "", lender
+        seen.add(id(module))
+        ran.append(Norm(where, module, site.kind, site))
     rest = [
         Norm(path, module, kind)
         for path, module in model.named_modules()
@@ -135,35 +166,48 @@ def _measure(
     data: Any,
     call: Call | None,
     progress: Progress | None,
-) -> tuple[dict[str, Measured], tuple[str, ...]]:
+) -> tuple[Measurements, str]:
     """Measurements, or none and a sentence why where batch statistics cannot be had."""
     if not tracked:
-        return {}, ()
+        return Measurements({}, (), 0), ""
     try:
-        return measure(model, tracked, case.batches(data), call=call, progress=progress), ()
+        return measure(model, tracked, case.batches(data), call=call, progress=progress), ""
     except TooFewValuesError as error:
-        return {}, (f"No statistics were measured: {error}",)
+        return Measurements({}, (), 0), str(error)
 
 
-def _functional(norms: tuple[Norm, ...]) -> tuple[str, ...]:
-    """A sentence where running statistics belong to no layer, so that they were neither read nor measured."""
-    places = [norm.where for norm in norms if norm.module is None and norm.site and norm.site.tracks]
-    if not places:
-        return ()
-    return (f"The running statistics given to a function were not examined: {', '.join(places)}.",)
-
-
-def _gap(norm: Any, measured: Measured) -> Gap:
-    return gap(measured.actual, norm.running_mean, norm.running_var, norm.eps)
+def _gaps(tracked: Mapping[str, _BatchNorm], measured: Measurements) -> tuple[dict[str, Gap], list[str]]:
+    """The gap of each norm that was measured, and a sentence where masks leave a channel empty."""
+    gaps, notes = dict[str, Gap](), list[str]()
+    for path, found in measured.items():
+        norm, empty = tracked[path], int((found.actual.count == 0).sum())
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        if empty:
+            notes.append(f"{empty} channels of {path} have no valid value, so that its gap was not measured.")
+            continue
+        gaps[path] = gap(found.actual, norm.running_mean, norm.running_var, norm.eps)
+    return gaps, notes
 
 
 def _losses(
-    model: nn.Module, data: Any, loss: LossFunction, tracked: dict[str, _BatchNorm], call: Call | None
+    model: nn.Module,
+    data: Any,
+    loss: LossFunction,
+    tracked: dict[str, _BatchNorm],
+    call: Call | None,
+    notes: list[str],
 ) -> Loss:
-    return Loss(
-        eval=mean_loss(model, case.batches(data), loss, norms={}, call=call),
-        batch=mean_loss(model, case.batches(data), loss, norms=tracked, call=call),
-    )
+    """The loss with either source over the same batches; where the second cannot be had, the first twice."""
+    try:
+        return Loss(
+            eval=mean_loss(model, case.batches(data), loss, norms={}, among=tracked, call=call),
+            batch=mean_loss(model, case.batches(data), loss, norms=tracked, call=call),
+        )
+    except TooFewValuesError as error:
+        notes.append(f"The loss with each batch's own statistics was not measured: {error}")
+        only = mean_loss(model, case.batches(data), loss, norms={}, call=call)
+        return Loss(eval=only, batch=only)
 
 
 def _judge(

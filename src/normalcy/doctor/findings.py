@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normalcy.measure import Gap, Sample
+from normalcy.neighbours import Neighbours
 from normalcy.report import Item
 
 Severity = Literal["error", "warning", "note"]
@@ -65,6 +66,7 @@ class Examined:
         values: the fewest values that shared one statistic; None: no pass was recorded.
         gap: the train/eval gap; None where nothing was measured.
         sample: values of its worst channel; None where nothing was measured.
+        neighbours: how much one example's x̂ varies with its neighbours; None where nothing was measured.
     """
 
     where: str
@@ -80,6 +82,7 @@ class Examined:
     values: int | None
     gap: Gap | None = None
     sample: Sample | None = None
+    neighbours: Neighbours | None = None
 
 
 @dataclass(frozen=True, slots=True)

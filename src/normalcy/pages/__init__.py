@@ -6,5 +6,6 @@ Not for terminals, and no model is in sight here: a page is given finished value
 from normalcy.pages.checkup import render_checkup
 from normalcy.pages.numbers import lookup, number
 from normalcy.pages.svg import require
+from normalcy.pages.variants import render_variants
 
-__all__ = ["lookup", "number", "render_checkup", "require"]
+__all__ = ["lookup", "number", "render_checkup", "render_variants", "require"]

@@ -17,6 +17,7 @@ from normalcy.pages import figures
 from normalcy.pages.figures import DRAWN
 from normalcy.pages.numbers import measure, number, path
 from normalcy.pages.page import embedded, render, shown
+from normalcy.pages.variants import neighbours
 
 _SEVERITIES = ("error", "warning", "note")
 
@@ -106,6 +107,7 @@ def render_checkup(checkup: Mapping[str, Any]) -> str:
         measured=measured,
         drawn=DRAWN,
         gaps=figures.gaps(measured[:DRAWN]),
+        neighbours=neighbours(sites),
         warmup=figures.warmup(sites),
         layers=[(site, figures.activations(site)) for site in sampled[:DRAWN]],
         sampled=len(sampled),
