@@ -103,6 +103,65 @@ def test_a_generator_too_large_to_keep_is_made_anew_or_refused(monkeypatch):
         list(alone)
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, ValueError], ids=lambda e: e.__name__)
+def test_a_generator_that_failed_halfway_is_made_anew_or_refused_and_never_taken_for_all(failure):
+    fails = [True]
+
+    def make():
+        yield drawn(2, 3, seed=0)
+        if fails.pop():
+            raise failure
+        yield drawn(2, 3, seed=1)
+
+    expected = [drawn(2, 3, seed=0), drawn(2, 3, seed=1)]
+    given = batches(make())
+    told = KeyboardInterrupt if failure is KeyboardInterrupt else DataError
+    with pytest.raises(told):
+        list(given)
+    with pytest.raises(DataError, match=r"a generator that did not reach its end, to be walked only once"):
+        list(given)
+    fails.extend([False, True])
+    again = batches(make)
+    with pytest.raises(told):
+        list(again)
+    assert same(list(again), expected)
+
+
+@pytest.mark.parametrize("length", [SystemExit, RuntimeError], ids=lambda e: e.__name__)
+def test_data_whose_length_fails_are_walked_without_one(length):
+    class Odd(list):
+        def __len__(self):
+            raise length
+
+    loader = torch.utils.data.DataLoader([drawn(3)] * 4, batch_size=2)
+    loader.__class__ = type("Loader", (type(loader),), {"__len__": Odd.__len__})
+    assert [len(batch) for batch in batches(loader)] == [2, 2]
+
+
+def leave(*_: object) -> None:
+    sys.exit(0)
+
+
+def test_leaving_the_process_from_the_model_or_the_data_is_a_mistake_told_where():
+    class Leaves(nn.Module):
+        def forward(self, _: torch.Tensor) -> None:
+            sys.exit("enough\nof it")
+
+    x = drawn(4, 3)
+    with pytest.raises(
+        DataError, match=r"model \(Sequential\) called sys\.exit\('enough\\nof it'\) at 1 \(Leaves\)"
+    ):
+        run(nn.Sequential(nn.Identity(), Leaves()), x)
+    with pytest.raises(
+        DataError, match=r"^call\(model, batch\) called sys\.exit\(0\), .* needed: code that returns"
+    ):
+        run(nn.Identity(), x, leave)
+    with pytest.raises(DataError, match=r"^the data function leave\(\) called sys\.exit\(0\)"):
+        batches(leave)
+    with pytest.raises(DataError, match=r"^the data \(generator\) called sys\.exit\(0\) when batch 1 was"):
+        list(batches(leave() for _ in range(2)))
+
+
 def test_a_generator_that_does_not_end_is_refused(monkeypatch):
     monkeypatch.setattr(feeding, "MOST_BATCHES", 5)
 
@@ -337,7 +396,7 @@ def test_nothing_is_unpickled(tmp_path):
     for name in ("model.pt", "model.pth", "model.ckpt", "model.bin"):
         (tmp_path / name).write_bytes(pickle.dumps(Trap()))
         for target in (tmp_path / name, f"{tmp_path / name}:make"):
-            with pytest.raises(TargetError, match="is a checkpoint, which is not supported yet"):
+            with pytest.raises(TargetError, match="is a checkpoint, which is weights without a model"):
                 load(str(target))
     assert not (tmp_path / "sprung").exists()
 

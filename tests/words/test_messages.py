@@ -103,6 +103,7 @@ number = 3
 """
 
 BUILDS = "file.py:callable, where the callable builds the model"
+STATE = "a state dict, as torch.save(model.state_dict(), …) or safetensors writes it"
 
 # what is typed · what was given · what is needed · what to do
 TARGETS = [
@@ -163,16 +164,17 @@ TARGETS = [
     ("notes.txt:make", "notes.txt is no Python file", BUILDS, ""),
     ("folder", "folder is a folder", BUILDS, ""),
     ("folder:make", "folder is a folder", BUILDS, ""),
-    ("junk.pt", "junk.pt is named like a checkpoint and is none", BUILDS, "Write a function"),
+    ("junk.pt", "junk.pt is named like a checkpoint and is none", STATE, "Check what wrote it"),
     (
         "junk.safetensors",
         "junk.safetensors is named like a checkpoint and is none",
-        BUILDS,
-        "Write a function",
+        STATE,
+        "Check what wrote it",
     ),
-    ("real.pt", "real.pt is a checkpoint, which is not supported yet", BUILDS, "loads the weights"),
+    ("real.pt:make", "real.pt is a checkpoint, which is weights without a model", BUILDS, "examine it alone"),
     ("real.onnx", "real.onnx is an ONNX file, which is not supported yet", BUILDS, "Write a function"),
-    ("gone.safetensors", "gone.safetensors: no such file", BUILDS, ""),
+    ("gone.safetensors", "gone.safetensors: no such file", STATE, "Check the path"),
+    ("gone.safetensors:make", "gone.safetensors: no such file", BUILDS, ""),
 ]
 
 DATA = [

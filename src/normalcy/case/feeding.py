@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalcy.case.words import a, described, raised
+from normalcy.case.words import a, described, did
 from normalcy.errors import DataError, NormalcyError
 
 KEPT_BYTES = 2**31
@@ -56,16 +56,18 @@ class Kept(Iterable[Any]):
     """A generator's batches, kept as they come, so that they can be walked again.
 
     Beyond `KEPT_BYTES` nothing is kept any more: then `again` makes a new generator for each walk, and where
-    there is none the second walk is refused.
+    there is none the second walk is refused. So it is after a generator has failed or was interrupted: it
+    cannot go on from there, and what was kept is not all.
     """
 
     def __init__(self, first: Iterator[Any], again: Callable[[], Any] | None = None) -> None:
         self._rest, self._again = _ending(first), again
         self._batches: list[Any] = []
         self._bytes = 0
+        self._failed = False
 
     def __iter__(self) -> Iterator[Any]:
-        if self._bytes > KEPT_BYTES:
+        if self._bytes > KEPT_BYTES or self._failed:
             yield from self._anew()
             return
         at = 0
@@ -82,14 +84,20 @@ class Kept(Iterable[Any]):
             batch = next(self._rest)
         except StopIteration:
             return False
+        except BaseException:
+            self._failed = True
+            raise
         self._bytes += sum(x.numel() * x.element_size() for _, x in _tensors(batch))
         self._batches.append(batch)
         return True
 
     def _anew(self) -> Iterator[Any]:
         if self._again is None:
+            what = (
+                "that did not reach its end" if self._failed else f"of more than {KEPT_BYTES / 2**30:g} GiB"
+            )
             raise DataError(
-                f"the data are a generator of more than {KEPT_BYTES / 2**30:g} GiB, to be walked only once",
+                f"the data are a generator {what}, to be walked only once",
                 "data that can be walked several times",
                 "give a loader, or a function that returns the generator",
             )
@@ -124,7 +132,7 @@ def batches(data: Any) -> Batches:
         return CountedBatches([data], described(data), 1, one=True)
     if _is_factory(data):
         return batches(replayable(_called(data), data))
-    name = type(data).__name__
+    name = "generator" if isinstance(data, Kept) else type(data).__name__
     if isinstance(data, list):
         _must_not_be_one_batch(data)
         name = f"{a('list')} of {len(data)}"
@@ -147,7 +155,7 @@ def batches(data: Any) -> Batches:
     data = replayable(data)
     try:
         return CountedBatches(data, name, len(data))
-    except TypeError:  # an iterable without a length, and loaders that have `len` but cannot tell
+    except (Exception, SystemExit):  # noqa: BLE001 - without a length, or with one that cannot be told
         return Batches(data, name)
 
 
@@ -179,9 +187,9 @@ def _walked(source: Iterable[Any], name: str) -> Iterator[Any]:
             return
         except NormalcyError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
-                f"the data ({name}) raised {raised(error)} when batch {number} was asked for",
+                f"the data ({name}) {did(error)} when batch {number} was asked for",
                 "data that can be walked to the end",
                 "walk the data once without this library to see where it fails",
             ) from error
@@ -199,9 +207,9 @@ def _called(factory: Callable[[], Any]) -> Any:
         made = factory()
     except NormalcyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
-            f"the data function {name}() raised {raised(error)}",
+            f"the data function {name}() {did(error)}",
             "a function without arguments that returns data",
         ) from error
     if made is None or _is_factory(made):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from normalcy.case.words import described, raised
+from normalcy.case.words import described, did
 from normalcy.errors import DataError, NormalcyError
 
 Call = Callable[[nn.Module, Any], Any]
@@ -27,7 +27,8 @@ def run(model: nn.Module, batch: Any, call: Call | None = None) -> Any:
     where its keys fit the signature of `forward`, as models of the transformers library expect; else whole.
 
     Raises:
-        DataError: the model raised; with its exception, what it was given, and the module where it happened.
+        DataError: the model raised, or called sys.exit; with its exception, what it was given, and the module
+            where it happened.
         NormalcyError: of its own kind, where a layer of this library refused; the module's path is added.
 
     Example:
@@ -47,7 +48,7 @@ def run(model: nn.Module, batch: Any, call: Call | None = None) -> Any:
         if not path or error.given.startswith(f"{path} (") or f"(at {path})" in error.given:
             raise
         raise type(error)(f"{error.given} (at {path})", error.needed, error.do) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _not_taken(model, batch, call, error) from error
 
 
@@ -81,15 +82,18 @@ def _failed_at(model: nn.Module, trace: TracebackType | None) -> str:
     return found
 
 
-def _not_taken(model: nn.Module, batch: Any, call: Call | None, error: Exception) -> DataError:
+def _not_taken(model: nn.Module, batch: Any, call: Call | None, error: BaseException) -> DataError:
     path = _failed_at(model, error.__traceback__)
     at = f" at {path} ({type(model.get_submodule(path)).__name__})" if path else ""
     given = batch if call is not None else _first(batch)
     whole = " (a dict goes in whole where its keys do not fit forward)"
     note = whole if call is None and isinstance(given, Mapping) and not _fits(model, given) else ""
     who = "call(model, batch)" if call is not None else f"the model ({type(model).__name__})"
+    happened = f"{who} {did(error)}{at}, given {described(given)}{note}"
+    if isinstance(error, SystemExit):
+        return DataError(happened, "code that returns", "leave the process to whoever runs it")
     return DataError(
-        f"{who} raised {raised(error)}{at}, given {described(given)}{note}",
+        happened,
         "a batch in the form that the model takes",
         "check shape and dtype of the data; where the model is called otherwise, give call(model, batch)",
     )

@@ -24,7 +24,7 @@ from torch import nn
 
 from normalcy.case.feeding import replayable
 from normalcy.case.record import Case
-from normalcy.case.words import a, raised
+from normalcy.case.words import a, did, raised
 from normalcy.errors import DataError, TargetError
 
 _BUILDS = "file.py:callable, where the callable builds the model"
@@ -158,6 +158,9 @@ def _saved(path: Path) -> TargetError:
         return TargetError(f"{path} cannot be read ({error.strerror})", _BUILDS, "check its permissions")
     if not _looks_saved(path.suffix.lower(), head):
         return TargetError(f"{path} is named like {kind} and is none", _BUILDS, do)
+    if path.suffix.lower() != ".onnx":
+        do += f", or examine it alone: normalcy doctor {path}"
+        return TargetError(f"{path} is {kind}, which is weights without a model", _BUILDS, do)
     return TargetError(f"{path} is {kind}, which is not supported yet", _BUILDS, do)
 
 
@@ -225,7 +228,7 @@ def _imported(place: str) -> tuple[ModuleType, Path]:
         known = importlib.util.find_spec(place) is not None
     except ModuleNotFoundError as error:
         known = not (error.name and (place == error.name or place.startswith(f"{error.name}.")))
-    except Exception:  # noqa: BLE001 - a parent package failed: importing it tells how
+    except (Exception, SystemExit):  # noqa: BLE001 - a parent package failed: importing it tells how
         known = True
     if not known:
         raise TargetError(
@@ -241,7 +244,9 @@ def _imported(place: str) -> tuple[ModuleType, Path]:
 def _attribute(module: ModuleType, place: str, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        with _theirs(f"looking up {part} in {place}", None, "model"):  # it may be computed
+            there = hasattr(found, part)
+        if not there:
             names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
             own = [n for n in names if getattr(vars(module)[n], "__module__", None) == module.__name__]
             close = difflib.get_close_matches(name, names, 1) or own[:5]
@@ -286,11 +291,11 @@ def _theirs(what: str, path: Path | None, role: str) -> Iterator[None]:
     except SystemExit as error:
         at = _line(error, path)
         do = 'guard what is for the command line with if __name__ == "__main__"' if role == "file" else ""
-        raise TargetError(f"{what} called sys.exit({error.code!r}){at}", "code that returns", do) from error
+        raise TargetError(f"{what} {did(error)}{at}", "code that returns", do) from error
     except Exception as error:
-        did = "could not be imported: it raised" if role == "file" else "raised"
+        how = "could not be imported: it raised" if role == "file" else "raised"
         needed = {"file": "a file that Python can run", "data": "data"}.get(role, "a model")
-        raise TargetError(f"{what} {did} {raised(error)}{_line(error, path)}", needed) from error
+        raise TargetError(f"{what} {how} {raised(error)}{_line(error, path)}", needed) from error
     finally:
         sys.argv = argv
 

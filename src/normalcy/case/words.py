@@ -59,6 +59,19 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def did(error: BaseException) -> str:
+    """Say what somebody else's code did: raised an exception, or asked for the end of the process.
+
+    Example:
+        >>> did(KeyError("x")), did(SystemExit(0)), did(SystemExit())
+        ("raised KeyError: 'x'", 'called sys.exit(0)', 'called sys.exit()')
+    """
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else " ".join(repr(error.code).split())
+        return f"called sys.exit({code[:_LONGEST]})"
+    return f"raised {raised(error)}"
+
+
 def _listed(parts: list[str]) -> str:
     more = [f"… {len(parts) - _MOST_PARTS} more"] if len(parts) > _MOST_PARTS else []
     return ", ".join(parts[:_MOST_PARTS] + more)

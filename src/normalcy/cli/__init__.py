@@ -31,13 +31,20 @@ USAGE, FAULT, INTERRUPTED, NO_READER = 2, 70, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; nothing is raised.
 
+    Without `argv` it is that of the process, which is taken to end with the command: what the target prints
+    while the process ends goes to the standard error, too.
+
     Example:
         >>> main(["--version"])
         normalcy 0.1.0
         0
     """
-    _tolerant_streams()
     try:
+        _tolerant_streams()
+        if argv is None:
+            from normalcy.cli import writing  # noqa: PLC0415 - inside, so that Ctrl-C finds its sentence
+
+            writing.reserve_for_good()
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -58,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except Exception as error:  # noqa: BLE001 - the last resort: a person gets a sentence
         return _fault(error)
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - sys.exit, and what somebody else derives from no Exception
+        return _left(error)
     return code
 
 
@@ -74,14 +85,27 @@ def _run(argv: list[str]) -> int:
 
 
 def _fault(error: BaseException) -> int:
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    at = f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})" if last else ""  # noqa: PTH119
     text = " ".join(str(error).split())
     _say(
-        f"a fault in normalcy, not in what was given: {type(error).__name__}: {text}{at}. Please report it, "
-        "with the traceback that NORMALCY_TRACEBACK=1 prints."
+        f"a fault in normalcy, not in what was given: {type(error).__name__}: {text}{_at(error)}. "
+        "Please report it, with the traceback that NORMALCY_TRACEBACK=1 prints."
     )
     return FAULT
+
+
+def _left(error: BaseException) -> int:
+    """What was given left by a way that is no exception's, so that nobody on the way took it for one."""
+    if isinstance(error, SystemExit):
+        did = f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    else:
+        did = f"raised {type(error).__name__}, which is no Exception"
+    _say(str(NormalcyError(f"what was given {did}{_at(error)}", "code that returns, or raises an Exception")))
+    return USAGE
+
+
+def _at(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})" if last else ""  # noqa: PTH119
 
 
 def _say(sentence: str) -> None:
@@ -101,7 +125,9 @@ def _silence() -> None:
 def _tolerant_streams() -> None:
     """Signs that a terminal cannot show are written as escapes, instead of ending the command."""
     if sys.stderr is None:
-        sys.stderr = io.StringIO()
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the process
+        with contextlib.suppress(OSError):  # a number of its own, so that nothing else is opened as 2
+            os.dup2(sys.stderr.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -9,14 +9,15 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from normalcy.errors import OutputError
+from normalcy.errors import ArgumentError, OutputError
 
 _STILL = "what stood there before stands there still"
 
@@ -46,6 +47,44 @@ def check(path: Path) -> None:
             pass
 
 
+def apart(written: Mapping[str, Path | None], read: Mapping[str, str | None]) -> None:
+    """See that nothing is written over something else of the same command, however their paths are spelled.
+
+    Args:
+        written: each option that names a file to write, with its path.
+        read: each argument that names something to read, as `file.py:callable` or `file`.
+
+    Raises:
+        ArgumentError: two name one file.
+    """
+    taken: dict[object, str] = {}
+    for name, text in read.items():
+        for place in (text, text.rpartition(":")[0]) if text else ():
+            with contextlib.suppress(OSError, ValueError):
+                if os.path.isfile(place):  # noqa: PTH113 - it never raises
+                    taken.setdefault(_identity(Path(place)), f"the {name} itself")
+    for name, path in written.items():
+        if path is None:
+            continue
+        with _told(path):
+            where, nowhere = _identity(path), _resolved(path) == Path(os.devnull)
+        if where in taken and not nowhere:
+            raise ArgumentError(f"{name} {path} is {taken[where]}", "another file", "name a new one")
+        taken[where] = f"the file that {name} is written to"
+
+
+def _identity(path: Path) -> object:
+    """What two spellings of one path have in common; of a file that is not there, its folder and name."""
+    number, target = _descriptor(path), _resolved(path)
+    if number is not None:
+        return number
+    try:
+        folder = target.parent.stat()
+    except OSError:
+        return target
+    return folder.st_dev, folder.st_ino, target.name
+
+
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[TextIO]:
     """Open `path` for UTF-8 text; it appears under its name when the block ends well, and else not at all.
@@ -59,14 +98,14 @@ def atomic(path: Path) -> Iterator[TextIO]:
     check(path)
     number, target = _descriptor(path), path.resolve()
     if number is not None or _is_stream(target):
-        with _told(path), _text(target if number is None else os.dup(number)) as file:
+        ours = _STATE.real.fileno() if _STATE.real and number == 1 else number
+        with _told(path), _text(target if ours is None else os.dup(ours)) as file:
             yield file
         return
-    with _told(path):
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:50]}.", suffix=".part", dir=target.parent)
-    part = Path(name)
+    # Named before it is there: however soon Ctrl-C comes, it is known what to remove.
+    part = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.part")
     try:
-        with _told(path), _text(handle) as file:
+        with _told(path), _text(_created(part)) as file:
             yield file
             file.flush()
             os.fchmod(file.fileno(), _mode(target))
@@ -85,9 +124,10 @@ def write_out(text: str) -> None:
         OutputError: it does not take it, because it is full, for instance.
         BrokenPipeError: its reader has gone.
     """
+    out = standard_output()
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        out.write(text)
+        out.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -106,27 +146,60 @@ def silence() -> None:
     """Let what is still buffered for the standard output go nowhere, so that leaving does not fail on it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, standard_output().fileno())
         os.close(nowhere)
 
 
 @contextlib.contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Within, whatever is printed goes to the standard error; afterwards the standard output is as before.
+    """Within, whatever is printed goes to the standard error; what is written by this module does not.
 
     That holds for file descriptor 1 too, so for subprocesses and compiled code: what a machine reads from the
-    standard output is then ours alone.
+    standard output is then ours alone. Afterwards the standard output is as before; or, after
+    `reserve_for_good`, stays ours until the process has ended, with what is printed while it ends.
     """
     out, err = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             out.flush()
             number, spare = out.fileno(), os.dup(out.fileno())
-            os.dup2(err.fileno(), number)
             stack.callback(os.close, spare)
+            os.dup2(err.fileno(), number)
             stack.callback(os.dup2, spare, number)
+            stack.callback(_flush, out)  # what was printed to it by its name goes where the rest went
+            _STATE.real = open(spare, "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115 - it lives on where it is for good
+            stack.callback(setattr, _STATE, "real", None)
         stack.enter_context(contextlib.redirect_stdout(err))
-        yield
+        try:
+            yield
+        finally:
+            if _STATE.for_good:
+                stack.pop_all()
+
+
+def reserve_for_good() -> None:
+    """From here on what `reserved_stdout` reserves stays reserved: the process ends with the command."""
+    _STATE.for_good = True
+
+
+def standard_output() -> TextIO:
+    """The standard output that is ours, also while it is reserved."""
+    return _STATE.real or sys.stdout
+
+
+class _State:
+    """The standard output belongs to the process, and so does what became of it."""
+
+    real: TextIO | None = None
+    for_good = False
+
+
+_STATE = _State()
+
+
+def _flush(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
 
 
 @contextlib.contextmanager
@@ -172,6 +245,10 @@ def _descriptor(path: Path) -> int | None:
         return 1 if path.name == "stdout" else 2
     numbered = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", str(path))
     return int(numbered[1]) if numbered else None
+
+
+def _created(part: Path) -> int:
+    return os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def _text(file: Path | int) -> TextIO:

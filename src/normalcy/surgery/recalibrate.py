@@ -38,7 +38,8 @@ def recalibrate(
 
     n, mean and M2 are of all values of a channel in all batches: weighted by count, the spread between
     batches included. Only norm layers switch mode for the pass (dropout stays off); modes, random state and
-    everything else are restored, also when the pass fails, and then no statistic has changed.
+    everything else are restored, also when the pass fails, and then no statistic has changed. Of a norm that
+    is called with a mask or lengths, valid places alone count.
     `num_batches_tracked` becomes the number of batches where the average is cumulative; otherwise a count at
     which the initial state weighs nothing, since it does weigh nothing now.
 
@@ -53,12 +54,13 @@ def recalibrate(
 
     Returns:
         A report; `refused` has the norms that the data do not reach, that got values that are not finite,
-        or whose buffers cannot hold the result.
+        or whose buffers cannot hold the result. `notes` names batches that were left out, because a norm
+        would get one value per channel in them, as in the last one of a loader.
 
     Raises:
         ArgumentError: the model is no module or has no values yet, or `correction` is neither 0 nor 1.
         DataError: there is no batch, or the model fails on one.
-        TooFewValuesError: a norm gets one value per channel.
+        TooFewValuesError: a norm gets one value per channel in every batch.
 
     Example:
         >>> norm = nn.BatchNorm1d(1)
@@ -78,10 +80,14 @@ def recalibrate(
         report.notes.append("no batch norm with running statistics to recalibrate")
         return report
     measured = measure(model, norms, _stream(batches), call=call, progress=progress)
+    if measured.skipped:
+        report.notes.append(measured.left_out())
     ready = []
     for path, norm in norms.items():
         found = measured.get(path)
         why, new = _finished(norm, found, correction)
+        if found is None and measured.skipped:
+            why += " in a batch that was not left out"
         if why:
             report.refused.append(Item(path, why))
         elif found and new:
@@ -135,6 +141,9 @@ def _finished(
     if hasattr(norm, "num_values_tracked") and correction != own:
         return f"it pools on from its stored variance, which has correction {own}, not {correction}", None
     mean, var = found.actual.mean, found.actual.var(correction)
+    empty = int((found.actual.count == 0).sum())
+    if empty:
+        return f"{empty} of {mean.numel()} channels have no valid value", None
     if not bool(mean.isfinite().all() and var.isfinite().all()):
         bad = int((~(mean.isfinite() & var.isfinite())).sum())
         return f"its input is not finite in {bad} of {mean.numel()} channels", None

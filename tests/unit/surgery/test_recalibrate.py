@@ -245,7 +245,7 @@ def test_no_statistic_has_changed_where_the_pass_fails() -> None:
         (fails(), KeyboardInterrupt),
         (iter([x, x[:, :2]]), DataError),
         (iter([x, x * torch.nan]), DataError),
-        (iter([x, x[:1, :, :2, :2]]), TooFewValuesError),
+        (iter([x[:1, :, :2, :2]] * 2), TooFewValuesError),
         ([], DataError),
     ):
         with pytest.raises(error):
