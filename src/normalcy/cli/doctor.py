@@ -126,8 +126,6 @@ def doctor(
 
         pages.require()
         writing.check(html)
-        if target is not None and _same(html, target):
-            raise ArgumentError(f"--html {html} is the TARGET itself", "another file", "name a new one")
     with contextlib.ExitStack() as stack:
         stack.enter_context(writing.reserved_stdout())  # what the target prints is no part of the report
         progress = stack.enter_context(_progress())
@@ -164,13 +162,6 @@ def _contradictions(
         )
     if save is not None and not fix:
         raise ArgumentError("--save without --fix", "something repaired to save", "add --fix")
-
-
-def _same(path: Path, target: str) -> bool:
-    try:
-        return path.samefile(target)
-    except (OSError, ValueError):  # either is not there, or is no file's name
-        return False
 
 
 def _written(html: Path | None, save: Path | None) -> str:
