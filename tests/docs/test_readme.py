@@ -18,10 +18,15 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_prints_what_stands_below_it():
-    code, printed = re.findall(
-        r"```(?:python)?\n(.*?)```", README[README.index("## In Python") :], re.DOTALL
-    )[:2]
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_python_example_says_what_it_prints():
+    assert len(EXAMPLES) == README.count("```python") == 2
+
+
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES)
+def test_the_python_example_prints_what_stands_below_it(code, printed):
     assert len(code.splitlines()) <= 22
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
