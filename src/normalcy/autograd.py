@@ -187,14 +187,16 @@ def _before_activation(dy: Tensor, given: Given, bits: Tensor | None, stats: Sta
     """dz, the gradient before the activation. Without a residual z is computed once more, from x."""
     if form.activation is None:
         return dy
+    wide = compute_dtype(dy)  # half precision would round what float32 parameters' gradients are summed from
+    dy = dy.to(wide)
     if bits is not None:
         return _by_sign(dy, unpack(bits, dy.shape), form.activation)
-    z = eager.apply(given, form.layout, stats, None)
+    x, residual = given.x.to(wide), None if given.residual is None else given.residual.to(wide)
+    z = eager.apply(given._replace(x=x, residual=residual), form.layout, stats, None)
     chosen = ACTIVATIONS[form.activation]
     if chosen.derivative is None:
         return _by_sign(dy, positive(z), form.activation)
-    wide = compute_dtype(dy)
-    return chosen.derivative(dy.to(wide), z.to(wide))
+    return chosen.derivative(dy, z)
 
 
 def _by_sign(dy: Tensor, passes: Tensor, activation: str | None) -> Tensor:

@@ -173,6 +173,16 @@ def mask(given: Case, right: Case) -> None:
     close(moments.mean, right["mean"])
     close(moments.var(), right["var"])
     close(Moments.of(x).mean, right["wrong_without_mask"]["mean"])
+    valid, count = torch.tensor(given["mask"]).bool(), sum(given["mask"])
+    xhat = torch.where(valid, (x - right["mean"]) / math.sqrt(right["var"] + 1e-5), 0.0)
+    layer = ours.BatchNorm1d(1, momentum=1.0).double()
+    close(layer(x[:, None], valid[:, None])[:, 0], xhat)
+    close(layer.running_mean, right["mean"])
+    close(layer.running_var, right["var"] * count / (count - 1))
+    padded = x.reshape(1, 1, -1)  # the valid values come first
+    close(ours.InstanceNorm1d(1)(padded, lengths=torch.tensor([count])), xhat)
+    close(ours.GroupNorm(1, 1).double()(padded, lengths=torch.tensor([count])), xhat)
+    close(ours.LayerNorm(len(x)).double()(x, valid), xhat)
 
 
 def distributed(given: Case, right: Case) -> None:

@@ -87,13 +87,14 @@ class Fused(nn.Module):
                 "one of normalcy.nn's layers",
                 "call normalcy.nn.adopt(model), or leave the mask out",
             )
+        if residual is not None:
+            check_after(x, residual, None, "Fused")
         y: Tensor = self.norm(x) if mask is None else self.norm(x, mask=mask)
         if residual is not None:
-            check_after(y, residual, None, "Fused")
             y = y + residual
-        if self.activation is not None:
-            y = ACTIVATIONS[self.activation].function(y)
-        return y if mask is None else y.masked_fill(~mask, 0.0)
+        if mask is not None:  # before the activation, which takes 0 to 0, and NaN's gradient to NaN
+            y = torch.where(mask, y, 0.0)
+        return y if self.activation is None else ACTIVATIONS[self.activation].function(y)
 
     def why_not_torch(self) -> str:
         """A sentence why PyTorch's own layer cannot be what this one is."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 
 from normalcy.errors import ArgumentError
+from normalcy.testing import subject
 from normalcy.testing.tolerance import ULPS, assert_close
 
 
@@ -55,8 +56,9 @@ def check_shift_invariance(
         >>> check_shift_invariance(LayerNorm(8), torch.randn(4, 8), shift=1e4)
     """
     moved = x + shift
-    exact = _run(_double(layer), moved.double() - shift)
-    assert_close(_run(layer, moved), exact, ulps=ulps, what=f"{_name(layer)} of x + {shift:g}")
+    exact = subject.run(subject.double(layer, x.dtype), moved.double() - shift)
+    what, scale = f"{subject.name(layer)} of x + {shift:g}", subject.scale(moved, exact)
+    assert_close(subject.run(layer, moved), exact, ulps=ulps, scale=scale, what=what)
 
 
 def check_scale_invariance(
@@ -80,8 +82,9 @@ def check_scale_invariance(
     scaled: Any = copy.deepcopy(layer)
     scaled.eps = eps * scale**2
     moved = x * scale
-    exact = _run(_double(layer), moved.double() / scale)
-    assert_close(_run(scaled, moved), exact, ulps=ulps, what=f"{_name(layer)} of {scale:g}·x")
+    exact = subject.run(subject.double(layer, x.dtype), moved.double() / scale)
+    what, size = f"{subject.name(layer)} of {scale:g}·x", subject.scale(moved, exact)
+    assert_close(subject.run(scaled, moved), exact, ulps=ulps, scale=size, what=what)
 
 
 def check_train_equals_eval(layer: nn.Module, x: Tensor) -> None:
@@ -96,11 +99,11 @@ def check_train_equals_eval(layer: nn.Module, x: Tensor) -> None:
         Traceback (most recent call last):
         AssertionError: BatchNorm1d: training and evaluation differ on the same input, by up to 6.
     """
-    train, serve = _run(copy.deepcopy(layer).train(), x), _run(copy.deepcopy(layer).eval(), x)
-    if not _equal(train, serve):
+    train, serve = subject.run(copy.deepcopy(layer).train(), x), subject.run(copy.deepcopy(layer).eval(), x)
+    if not torch.equal(train, serve):
         gap = (train.double() - serve.double()).abs().max().item()
         raise AssertionError(
-            f"{_name(layer)}: training and evaluation differ on the same input, by up to {gap:.4g}."
+            f"{subject.name(layer)}: training and evaluation differ on the same input, by up to {gap:.4g}."
         )
 
 
@@ -115,11 +118,11 @@ def check_eval_independent_of_neighbours(layer: nn.Module, x: Tensor, *, ulps: f
         >>> check_eval_independent_of_neighbours(BatchNorm1d(3), torch.randn(4, 3))
     """
     serving = copy.deepcopy(layer).eval()
-    together = _run(serving, x)
+    together = subject.run(serving, x)
     for i in range(x.shape[0]):
-        alone = _run(serving, x[i : i + 1])
-        what = f"{_name(layer)} of example {i} alone"
-        assert_close(alone, together[i : i + 1].double(), ulps=ulps, what=what)
+        alone = subject.run(serving, x[i : i + 1])
+        what, exact = f"{subject.name(layer)} of example {i} alone", together[i : i + 1].double()
+        assert_close(alone, exact, ulps=ulps, scale=subject.scale(x, exact), what=what)
 
 
 def check_depends_on_neighbours(layer: nn.Module, x: Tensor) -> None:
@@ -134,8 +137,10 @@ def check_depends_on_neighbours(layer: nn.Module, x: Tensor) -> None:
     """
     training = copy.deepcopy(layer).train()
     other = torch.cat([x[:1], 3 * x[1:] + 1])
-    if _equal(_run(training, x)[0], _run(training, other)[0]):
-        raise AssertionError(f"{_name(layer)}: the first example's output does not depend on its neighbours.")
+    if torch.equal(subject.run(training, x)[0], subject.run(training, other)[0]):
+        raise AssertionError(
+            f"{subject.name(layer)}: the first example's output does not depend on its neighbours."
+        )
 
 
 def check_batch_order(layer: nn.Module, x: Tensor, *, ulps: float | None = None) -> None:
@@ -148,8 +153,9 @@ def check_batch_order(layer: nn.Module, x: Tensor, *, ulps: float | None = None)
         >>> from normalcy.nn import BatchNorm1d
         >>> check_batch_order(BatchNorm1d(3), torch.randn(4, 3))
     """
-    exact = _run(_double(layer), x.double()).flip(0)
-    assert_close(_run(layer, x.flip(0)), exact, ulps=ulps, what=f"{_name(layer)} of the batch reversed")
+    exact = subject.run(subject.double(layer, x.dtype), x.double()).flip(0)
+    what, scale = f"{subject.name(layer)} of the batch reversed", subject.scale(x, exact)
+    assert_close(subject.run(layer, x.flip(0)), exact, ulps=ulps, scale=scale, what=what)
 
 
 def check_layouts(layer: nn.Module, x: Tensor, *, ulps: float | None = None) -> None:
@@ -162,20 +168,24 @@ def check_layouts(layer: nn.Module, x: Tensor, *, ulps: float | None = None) -> 
         >>> from normalcy.nn import InstanceNorm2d
         >>> check_layouts(InstanceNorm2d(3), torch.randn(2, 3, 4, 5))
     """
-    exact = _run(_double(layer), x.double().contiguous())
+    exact = subject.run(subject.double(layer, x.dtype), x.double().contiguous())
     for name, laid in layouts(x):
-        y = _run(layer, laid)
-        assert_close(y, exact, ulps=ulps, what=f"{_name(layer)} of a {name} input")
+        y = subject.run(layer, laid)
+        what, scale = f"{subject.name(layer)} of a {name} input", subject.scale(x, exact)
+        assert_close(y, exact, ulps=ulps, scale=scale, what=what)
         if name.startswith("channels_last") and not y.is_contiguous(memory_format=getattr(torch, name)):
-            raise AssertionError(f"{_name(layer)}: a {name} input gives an output with strides {y.stride()}.")
+            raise AssertionError(
+                f"{subject.name(layer)}: a {name} input gives an output with strides {y.stride()}."
+            )
 
 
 def check_constant_gives_bias(
     layer: nn.Module, shape: Sequence[int], value: float = 0.1, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """A constant input gives exactly the bias, whatever the constant: f(c) = f(0), bit by bit.
+    """A constant input gives exactly the bias, whatever the constant, and whatever the bias.
 
-    For norms that centre by statistics of their input, with eps > 0.
+    For norms that centre by statistics of their input, with eps > 0. The bias is the layer's parameter of
+    that name (or `beta`), which is given other values here; without one the output must be 0.
 
     Raises:
         AssertionError: it gives something else.
@@ -184,20 +194,36 @@ def check_constant_gives_bias(
         >>> from normalcy.nn import LayerNorm
         >>> check_constant_gives_bias(LayerNorm(1000), (2, 1000))
     """
+    probe = copy.deepcopy(layer)
     constant = torch.full(tuple(shape), value, dtype=dtype)
-    got, bias = _run(layer, constant), _run(layer, torch.zeros_like(constant))
-    if not _equal(got, bias):
+    owned = subject.parameter(probe, subject.BIASES)
+    if owned is not None:
+        with torch.no_grad():
+            owned[1].copy_(torch.linspace(-0.7, 1.9, owned[1].numel()).view_as(owned[1]))
+    got, at_zero = subject.run(probe, constant), subject.run(probe, torch.zeros_like(constant))
+    if not torch.equal(got, at_zero):
+        gap = (got.double() - at_zero.double()).abs().max().item()
+        raise AssertionError(
+            f"{subject.name(layer)}: the constant {value:g} misses the bias by up to {gap:.4g}."
+        )
+    bias: Tensor | None = torch.zeros(())
+    if owned is not None:
+        bias = subject.spread_out(*owned, shape)
+    if bias is not None and not torch.equal(got, bias.to(got.dtype).expand(got.shape)):
         gap = (got.double() - bias.double()).abs().max().item()
-        raise AssertionError(f"{_name(layer)}: the constant {value:g} misses the bias by up to {gap:.4g}.")
+        raise AssertionError(
+            f"{subject.name(layer)}: a constant gives something else than the bias, by up to {gap:.4g}."
+        )
 
 
 def check_gradient_sums_to_zero(layer: nn.Module, x: Tensor, *, ulps: float | None = None) -> None:
-    """Σdx = 0 where the layer centres by statistics of its input, since a shift of the input changes nothing.
+    """Σdx = 0 over the values of each statistic, where the layer centres by statistics of its input.
 
-    Zero to the rounding of what cancels: `ulps` (by default `ULPS`) of Σ|dx|.
+    A shift of those values changes nothing. Which share a statistic is found by trying. Zero to the rounding
+    of what cancels: `ulps` (by default `ULPS`) of Σ rstd·(|g| + mean|g| + |x̂|·mean|g·x̂|), g = dy·weight.
 
     Raises:
-        AssertionError: the sum is larger.
+        AssertionError: a sum is larger.
 
     Example:
         >>> from normalcy.nn import BatchNorm1d
@@ -205,14 +231,18 @@ def check_gradient_sums_to_zero(layer: nn.Module, x: Tensor, *, ulps: float | No
     """
     leaf = x.detach().clone().requires_grad_()
     y = copy.deepcopy(layer)(leaf)
-    y.backward(torch.linspace(-1, 2, y.numel(), dtype=torch.float64).cos().to(y.dtype).view(y.shape))
-    dx = leaf.grad if leaf.grad is not None else torch.full_like(leaf, torch.nan)
-    total, size = dx.double().sum(), dx.double().abs().sum()
-    allowed = (ULPS[x.dtype] if ulps is None else ulps) * torch.finfo(x.dtype).eps * size
-    if not bool(total.abs() <= allowed):
+    dy = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).cos().to(y.dtype).view(y.shape)
+    (dx,) = torch.autograd.grad(y, leaf, dy, allow_unused=True) if y.requires_grad else (None,)
+    if dx is None:
+        raise AssertionError(f"{subject.name(layer)}: no gradient reaches x.")
+    shared = subject.shared(layer, x, dx, dy)
+    totals = shared.dx.sum(1).abs()
+    allowed = (ULPS[x.dtype] if ulps is None else ulps) * torch.finfo(x.dtype).eps * shared.scale.sum(1)
+    if not bool((totals <= allowed).all()):
+        worst = int((totals - allowed).nan_to_num(nan=torch.inf).argmax())
         raise AssertionError(
-            f"{_name(layer)}: dx sums to {total.item():.4g}, its absolute values to {size.item():.4g}; "
-            f"allowed: {allowed.item():.4g}."
+            f"{subject.name(layer)}: over the {shared.dx.shape[1]} values of a statistic dx sums to "
+            f"{totals[worst].item():.4g}; allowed: {allowed[worst].item():.4g}."
         )
 
 
@@ -233,7 +263,7 @@ def check_gradients(layer: nn.Module, x: Tensor, *, order: int = 2) -> None:
         >>> from normalcy.nn import RMSNorm
         >>> check_gradients(RMSNorm(3), torch.tensor([[1.0, -2.0, 4.0], [5.0, 3.0, -1.0]]))
     """
-    wide = _double(layer)
+    wide = subject.double(layer, torch.float64)
     names = [name for name, _ in wide.named_parameters()]
 
     def function(at: Tensor, *parameters: Tensor) -> Any:
@@ -245,22 +275,4 @@ def check_gradients(layer: nn.Module, x: Tensor, *, order: int = 2) -> None:
         try:
             check(function, inputs)
         except GradcheckError as error:
-            raise AssertionError(f"{_name(layer)}: {' '.join(str(error).split())}") from None
-
-
-def _double(layer: nn.Module) -> nn.Module:
-    return copy.deepcopy(layer).double()
-
-
-def _run(layer: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        y: Tensor = copy.deepcopy(layer)(x)
-    return y
-
-
-def _name(layer: nn.Module) -> str:
-    return type(layer).__name__
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+            raise AssertionError(f"{subject.name(layer)}: {' '.join(str(error).split())}") from None
