@@ -365,6 +365,23 @@ def debias(running: ArrayLike, initial: ArrayLike, momentum: float, updates: int
     return np.asarray((np.asarray(running, np.float64) - started) / gained)
 
 
+def shares(
+    norm: Name, shape: Sequence[int], *, groups: int | None = None, axes: Sequence[int] = (-1,)
+) -> NDArray[np.intp]:
+    """Say which cells share a statistic: each cell's index into `Forward.mean.ravel()`.
+
+    Arguments and what raises as in `forward`; the result has the shape of x.
+
+    Example:
+        >>> shares("group", (1, 4), groups=2).tolist()
+        [[0, 0, 1, 1]]
+    """
+    split, averaged, _ = _layout(norm, tuple(shape), groups, tuple(axes))
+    kept = [1 if axis in averaged else n for axis, n in enumerate(split)]
+    index = np.arange(math.prod(kept), dtype=np.intp).reshape(kept)
+    return np.broadcast_to(index, split).reshape(tuple(shape))
+
+
 def _layout(
     norm: str, shape: tuple[int, ...], groups: int | None, axes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
