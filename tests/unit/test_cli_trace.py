@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from golden.cases import Case, assert_close, cases
 
-from normalcy.cli.trace import _MANY, _ONE, HELP, run
-from normalcy.trace import KEYS
+from normalcy.cli.trace import HELP, asking, reading, run
+from normalcy.trace import ARRAY_KEYS, KEYS, trace
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = {"running_mean": "--running-mean", "running_var": "--running-var", "batch_means": "--updates"}
@@ -189,6 +190,54 @@ def test_what_is_not_defined_is_null(capsys: pytest.CaptureFixture[str]) -> None
         ("1 2 -x", "there is no option -x"),
         ("1e200 -1e200", "too large for float64"),
         ("--updates 1 --momentum 2", "momentum is 2"),
+        ("--html page.html", "no values for --html"),
+        ("--updates 1 2 --html page.html", "no values for --html"),
+        ("1 2 --norm", "--norm is given without a word"),
+        ("1 2 --norm=", "--norm is empty; needed: the name of a norm"),
+        ("1 2 --norm --json", "--norm is given without a word"),
+        ("1 2 --norm weight", "no norm named 'weight'"),
+        ("1 2 --norm layer --norm rms", "--norm is given twice"),
+        ("1 2 --norm group --groups 0.5", "--groups is 0.5; needed: a whole number"),
+        ("[[1,2]] --norm group --groups 3", "2 channels in 3 groups"),
+        ("[[1,2]] --norm layer --axis 5", "different axes that x has"),
+        ("[[1,2]] --axis 1", "batch norm is given axes"),
+        ("[[1,2]] 3", "the values are given twice"),
+        ("3 [[1,2]]", "the values are given twice"),
+        ("[1,2] --gamma [1] --gamma 2", "--gamma is given twice"),
+        ("[1,2] --weight 1 --gamma 2", "--gamma is given twice"),
+        ("[1,2] --dy [1,2] --dy 1", "--dy is given twice"),
+        ("[1,2] --dy 1 --dy [1,2]", "--dy is given twice"),
+        ("- --dy -", "two arrays are to come from -"),
+        ("[1,2] --eps [1]", "--eps is given without a number"),
+        ("[1,2] --explain=all", "--explain takes no value"),
+        ("[[1,2],[3]]", "item [1] of the argument has 1 value, item [0] 2"),
+        ("[[1,2],3]", "item [1] of the argument is a number and item [0] is a list"),
+        ("[1,[2]]", "item [1] of the argument is a list and item [0] is a number"),
+        ("[1,true]", "item [1] of the argument is true; needed: numbers alone"),
+        ("[1,null]", "item [1] of the argument is null"),
+        ('[1,"2"]', "item [1] of the argument is the text '2'"),
+        ("[1,NaN]", "NaN is among the numbers of the argument"),
+        ("[1,-Infinity]", "-Infinity is among the numbers"),
+        ("[1,1e999]", "item [1] of the argument is too large for float64"),
+        (f"[1,1{'0' * 400}]", "item [1] of the argument is too large for float64"),
+        (f"[1,{'1' * 5000}]", "the argument has a number that is too long"),
+        ("[1,2", "the argument is no JSON (expecting ',' delimiter at line 1, column 5)"),
+        ("[]", "the argument is an empty list"),
+        ("[[],[]]", "item [0] of the argument is an empty list"),
+        ('{"x":[1]}', "the argument is an object; needed: nested lists of numbers"),
+        (f"{'[' * 20}1{']' * 20}", "nested too deeply"),
+        (f"{'[' * 100000}", "nested too deeply"),
+        ("missing.csv", "there is no file missing.csv"),
+        ("/", "/ cannot be read (Is a directory)"),
+        ("1 2 --mask 1 0 1", "the mask has shape (3,)"),
+        ("[[1,2],[3,4]] --mask [[true,2]]", "other values than true and false"),
+        ("[[1,2],[3,4]] --mask [[0,0]]", "leaves no value"),
+        ("[[1,2],[3,4]] --dy 1 2", "dy has shape (2,)"),
+        ("[[1,2],[3,4]] --gamma [1,2,3]", "gamma has shape (3,)"),
+        ("[[1,2],[3,4]] --norm rms --bias 1", "rms norm got a β"),
+        ("[[1,2],[3,4]] --norm layer --momentum 0.1", "layer norm is given a momentum"),
+        ("1 2 --html /", "is a folder"),
+        ("1 2 --html /nowhere/page.html", "which is no folder"),
     ],
 )
 def test_a_mistake_is_answered_by_one_sentence_and_exit_code_2(
@@ -209,7 +258,7 @@ def test_help_names_every_option_and_fits_a_terminal(capsys: pytest.CaptureFixtu
         assert run(words) == 0
         assert capsys.readouterr().out == HELP
     assert max(map(len, HELP.splitlines())) <= 80
-    for option in (*_ONE, *_MANY, "json"):
+    for option in (*asking.ONE, *asking.MANY, *asking.TEXTS, *asking.FLAGS, *asking.ALIASES):
         assert f"--{option}" in HELP
 
 
@@ -258,3 +307,223 @@ def test_a_full_device_is_answered_by_one_sentence() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("normalcy trace: the result cannot be written: ")
     assert done.stderr.count("\n") == 1
+
+
+GRID_AXES = {
+    "grid-layer_over_channels_and_positions": ["--axis", "1", "2"],
+    "grid-layer_over_channels": ["--axis=-2"],
+    "grid-rms_over_channels": ["--axis", "1"],
+}
+
+
+@pytest.mark.parametrize("way", ["arguments", "files"])
+@pytest.mark.parametrize("case", cases("grid", through="trace"), ids=str)
+def test_every_array_comes_out_of_the_command_as_worked_by_hand(
+    case: Case, way: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--norm", case.given["norm"], "--eps", repr(case.given["eps"]), *GRID_AXES.get(case.id, [])]
+    if case.given["groups"]:
+        words += ["--groups", str(case.given["groups"])]
+    for key, option in {"x": "", "dy": "--dy", "weight": "--weight", "bias": "--bias"}.items():
+        if case.given[key] is None:
+            continue
+        text = json.dumps(case.given[key])
+        if way == "files":
+            (tmp_path / f"{key}.json").write_text(text, encoding="utf-8")
+            text = str(tmp_path / f"{key}.json")
+        words += [word for word in (option, text) if word]
+    got = machine(capsys, *words)
+    named = {"y": got["y"], "dx": got["dx"], "dweight": got["dgamma"], "dbias": got["dbeta"]}
+    assert set(case.right) == set(named)
+    assert_close(named, case.right)
+    assert [key for key in ARRAY_KEYS if key in got] == list(ARRAY_KEYS)
+    assert all(key in HELP for key in ARRAY_KEYS)
+
+
+MATRIX = [[1000.5, -2.25, 3e-3], [1003.25, 7.0, 0.5], [998.0, -1.5, 2.0]]
+TABLES = {
+    "commas": "1000.5,-2.25,3e-3\n1003.25,7.0,0.5\n998,-1.5,2\n",
+    "semicolons": "1000.5;-2.25;3e-3\n1003.25;7.0;0.5\n998;-1.5;2\n",
+    "tabs": "1000.5\t-2.25\t3e-3\r\n1003.25\t7.0\t0.5\r\n998\t-1.5\t2",
+    "spaces": "1000.5 -2.25  3e-3\n 1003.25 7.0 0.5\n998 -1.5 2\n",
+    "names of columns": 'height,"a ""b"", c",x1\n1000.5,-2.25,3e-3\n1003.25,7.0,0.5\n998,-1.5,2\n',
+    "quoted": '"1000.5","-2.25","3e-3"\n"1003.25","7.0","0.5"\n"998","-1.5","2"\n',
+    "comments and blank lines": "# a, b\n\n1000.5, -2.25, 3e-3\n1003.25, 7.0, 0.5\n\n998, -1.5, 2\n\n",
+    "byte order mark": "\ufeff1000.5,-2.25,3e-3\n1003.25,7.0,0.5\n998,-1.5,2\n",
+    "JSON": "\ufeff [[1000.5, -2.25, 3e-3], [1003.25, 7.0, 0.5], [998, -1.5, 2]]\n",
+}
+
+
+def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("way", ["a .csv file", "a file of no type", "the standard input"])
+@pytest.mark.parametrize("text", TABLES.values(), ids=TABLES)
+def test_a_matrix_is_read_however_it_is_written(
+    text: str,
+    way: str,
+    encoding: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = (text.lstrip("\ufeff") if encoding == "utf-16" else text).encode(encoding)
+    word = "-"
+    if way == "the standard input":
+        standard_input(monkeypatch, content)
+    else:
+        is_json = "[" in text
+        name = "table" if way == "a file of no type" else "table.json" if is_json else "table.csv"
+        (tmp_path / name).write_bytes(content)
+        word = str(tmp_path / name)
+    assert machine(capsys, word, "--norm", "layer") == json.loads(
+        json.dumps(trace(MATRIX, norm="layer").as_dict())
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"  \n\n", "is empty"),
+        (b"# nothing\n", "has no line with numbers"),
+        (b"1,2\n3\n", "line 2 of NAME has 1 value and line 1 has 2 values; needed: rows of one length"),
+        (b"a,b\n\n1,2\n3,4,5\n", "line 4 of NAME has 3 values and line 3 has 2 values"),
+        (b"1,2\n3,\n", "line 2, column 2 of NAME is empty; needed: a number"),
+        (b"1,2\n3,x\n", "line 2, column 2 of NAME is 'x'"),
+        (
+            b"1,2\n3,nan\n",
+            "line 2, column 2 of NAME is nan; needed: finite numbers. Write 0 there, and mask it",
+        ),
+        (b"1,2\n3,-inf\n", "line 2, column 2 of NAME is -inf"),
+        (b"1,5;2,5\n3;4\n", "line 1, column 1 of NAME is '1,5'; needed: a number. Write a point"),
+        (b"1,true\n2,false\n", "line 1, column 2 of NAME is 'true'"),
+        (b'1,"2\n3,4\n', "line 1 of NAME is no CSV"),
+        (b"a,b\n", "line 1, column 1 of NAME is 'a'"),
+        (b"\x93NUMPY\x01\x00v\x00", "NAME is not text"),
+        (b"1,2\x00\n3,4\n", "NAME is not text"),
+        (bytes(range(256)), "NAME is not text"),
+        (b"[[1,2],[3]]", "item [1] of NAME has 1 value, item [0] 2"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("way", ["file", "standard input"])
+def test_a_file_that_is_no_array_is_answered_by_one_sentence(
+    content: bytes,
+    message: str,
+    way: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    word = "-"
+    if way == "file":
+        word = str(tmp_path / "table")
+        Path(word).write_bytes(content)
+    else:
+        standard_input(monkeypatch, content)
+    assert run([word]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message.replace("NAME", "the standard input" if word == "-" else word) in printed.err
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device here")
+def test_an_endless_or_huge_file_is_refused_before_it_fills_the_memory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["/dev/zero"]) == 2
+    assert "/dev/zero is larger than 16 MiB; needed: at most 16 MiB" in capsys.readouterr().err
+    monkeypatch.setattr(reading, "LARGEST", 2**20)
+    (tmp_path / "big.csv").write_text("1.25,2.5\n" * 200_000, encoding="utf-8")
+    assert run([str(tmp_path / "big.csv")]) == 2
+    assert "is larger than 1 MiB" in capsys.readouterr().err
+
+
+def test_more_values_than_are_followed_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "big.csv").write_text("1,2\n" * 125_001, encoding="utf-8")
+    assert run([str(tmp_path / "big.csv")]) == 2
+    assert "there are 250,002 values; needed: at most 250,000" in capsys.readouterr().err
+
+
+def test_what_may_not_be_read_is_answered_by_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, *args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert run(["table.csv"]) == 2
+    assert (
+        "table.csv cannot be read (Permission denied); needed: a file that can be read"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(["-"]) == 2
+    assert "the standard input is closed" in capsys.readouterr().err
+
+
+def test_masks_and_running_statistics_come_as_arrays_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mask = [[True, False, True], [True, True, False], [True, True, True]]
+    options = {"running": ([1000.0, 2.0, 1.0], 4.0), "momentum": 0.1, "dy": MATRIX}
+    right = json.loads(json.dumps(trace(MATRIX, mask=mask, **options).as_dict()))
+    (tmp_path / "mask.csv").write_text("true,FALSE,True\n1,1,0\ntrue,1,true\n", encoding="utf-8")
+    rest = [
+        "--running-mean",
+        "[1000,2,1]",
+        "--running-var=4",
+        "--momentum",
+        "0.1",
+        f"--dy={json.dumps(MATRIX)}",
+    ]
+    for written in (json.dumps(mask), "[[1,0,1],[1,1,0],[1,1,1]]", str(tmp_path / "mask.csv")):
+        assert machine(capsys, json.dumps(MATRIX), "--mask", written, *rest) == right
+    assert machine(capsys, "2", "4", "6", "1000", "--mask", "1", "1", "1", "0")["mean"] == 4
+
+
+def test_reasons_are_printed_and_given_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = machine(capsys, *EXAMPLE)
+    got = machine(capsys, *EXAMPLE, "--explain", "--updates", "10", "12")
+    made = trace([2, 4, 6, 8], gamma=3, beta=-1, eps=0, dy=[0.1, -0.2, 0.3, -0.4], explain=True).as_dict()
+    assert {key: got[key] for key in plain} == plain
+    assert {key: why for key, why in got["why"].items() if key != "warm-up"} == made["why"]
+    assert run([*EXAMPLE, "--explain"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for sentences in got["why"].values():
+        if sentences != got["why"]["warm-up"]:
+            assert all(" ".join(sentence.split()) in printed for sentence in sentences)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_an_array_stays_within_the_screen_and_says_what_it_leaves_out(width: int, tmp_path: Path) -> None:
+    rows = [[1000.0 + 0.001 * i * i - 7.5 * c for c in range(40)] for i in range(30)]
+    (tmp_path / "x.json").write_text(json.dumps(rows), encoding="utf-8")
+    done = person(str(tmp_path / "x.json"), "--explain", "--dy", str(tmp_path / "x.json"), COLUMNS=str(width))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(len(line) - line.count("\u0302") for line in lines) <= width
+    joined = " ".join(done.stdout.split())
+    assert "12 of 30 rows and" in joined
+    assert "of 40 columns; all of them with --json)" in joined
+    assert "[11]" in joined
+    assert "[12]" not in joined
+
+
+def test_a_page_is_written_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "trace.html"
+    assert run([json.dumps(MATRIX), "--norm", "layer", "--explain", "--html", str(page)]) == 0
+    assert capsys.readouterr().out.endswith(f"\nThe page is in {page}\n")
+    text = page.read_text(encoding="utf-8")
+    assert "Layer norm" in text
+    assert "The mean comes before the variance" in text
+    quiet = machine(capsys, json.dumps(MATRIX), "--norm", "layer", f"--html={page}")
+    assert quiet == json.loads(json.dumps(trace(MATRIX, norm="layer").as_dict()))
+    assert page.read_text(encoding="utf-8") != text
