@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from golden.cases import Case, assert_close, cases
 
@@ -236,6 +238,14 @@ def test_what_is_not_defined_is_null(capsys: pytest.CaptureFixture[str]) -> None
         ("[[1,2],[3,4]] --gamma [1,2,3]", "gamma has shape (3,)"),
         ("[[1,2],[3,4]] --norm rms --bias 1", "rms norm got a β"),
         ("[[1,2],[3,4]] --norm layer --momentum 0.1", "layer norm is given a momentum"),
+        ("[[1,2],[3,4]] --gamma 1 2 3", "gamma has shape (3,)"),
+        ("[[1,2],[3,4]] --gamma 1 nan", "nan is given for the values"),
+        ("[[1,2],[3,4]] --gamma [1,2] 3", "the values are given twice"),
+        ("[[1,2],[3,4]] --eps 1 2", "the values are given twice"),
+        ("[[1,2],[3,4]] --gamma 1 --json 2", "the values are given twice"),
+        ("1 2 --running-mean=1,2 --running-var 1", "--running-mean got several numbers"),
+        ("1 2 --momentum 0.1 --correction -1", "a whole number from 0. Give 1 for PyTorch's store"),
+        ("[[1,2],[3,4]] --eps=1,2", "--eps got several numbers"),
         ("1 2 --html /", "is a folder"),
         ("1 2 --html /nowhere/page.html", "which is no folder"),
     ],
@@ -354,6 +364,13 @@ TABLES = {
 }
 
 
+def saved(array: Any) -> bytes:
+    """What numpy.save writes."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
 def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
@@ -402,7 +419,15 @@ def test_a_matrix_is_read_however_it_is_written(
         (b"1,true\n2,false\n", "line 1, column 2 of NAME is 'true'"),
         (b'1,"2\n3,4\n', "line 1 of NAME is no CSV"),
         (b"a,b\n", "line 1, column 1 of NAME is 'a'"),
-        (b"\x93NUMPY\x01\x00v\x00", "NAME is not text"),
+        (b"\x93NUMPY\x01\x00v\x00", "NAME is no whole .npy file of numbers"),
+        (saved(np.arange(40.0))[:-8], "NAME is no whole .npy file of numbers"),
+        (saved(np.arange(3.0)).replace(b"(3,), ", b"(3e9,)"), "NAME is no whole .npy file of numbers"),
+        (saved(np.array([1, "a", None], object)), "NAME is no whole .npy file of numbers"),
+        (saved(np.array([1 + 2j])), "NAME has values of type complex128; needed: real numbers"),
+        (saved(np.array([True, False])), "NAME has values of type bool"),
+        (saved(np.float64(7.5)), "NAME has the shape (); needed: at least one number"),
+        (saved(np.zeros((0, 3))), "NAME has the shape (0, 3)"),
+        (saved(np.array([[7.5, 1], [2, np.nan]])), "item [1, 1] of NAME is not finite"),
         (b"1,2\x00\n3,4\n", "NAME is not text"),
         (bytes(range(256)), "NAME is not text"),
         (b"[[1,2],[3]]", "item [1] of NAME has 1 value, item [0] 2"),
@@ -469,6 +494,73 @@ def test_what_may_not_be_read_is_answered_by_one_sentence(
     assert "the standard input is closed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["--gamma 1 -0.5 2", "--gamma=1,-0.5,2", "--weight [1,-0.5,2]"])
+@pytest.mark.parametrize("first", [True, False])
+def test_several_numbers_for_an_array_are_one_per_channel_wherever_they_stand(
+    words: str, first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["--beta", "3", "-1", "0", "--running-mean=1000,2,1", "--running-var", "4", "9", "1"]
+    array = [json.dumps(MATRIX)]
+    got = machine(capsys, *array * first, *words.split(), *rest, *array * (not first))
+    right = trace(MATRIX, gamma=[1, -0.5, 2], beta=[3, -1, 0], running=([1000, 2, 1], [4, 9, 1]))
+    assert got == json.loads(json.dumps(right.as_dict()))
+
+
+def test_several_numbers_are_one_per_place_of_layer_norm_over_plain_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    got = machine(capsys, "1000", "1002", "1007", "--norm", "layer", "--gamma=1,-2,3")
+    assert got == trace([1000, 1002, 1007], norm="layer", gamma=[1, -2, 3]).as_dict()
+    # After one number the others are values, as they always were where the values are written out.
+    assert machine(capsys, "--gamma", "2", "1000", "1002") == machine(capsys, "1000", "1002", "--gamma", "2")
+
+
+@pytest.mark.parametrize("way", ["a .npy file", "a file of no type", "the standard input"])
+@pytest.mark.parametrize("dtype", ["<f8", ">f4", "<f2", "<i4", "|u1"])
+def test_what_numpy_saved_is_read_to_the_last_digit(
+    dtype: str,
+    way: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.asfortranarray(np.random.default_rng(4).uniform(100, 140, (3, 4, 2)).astype(dtype))
+    (tmp_path / "mask.npy").write_bytes(saved(x > 110))
+    word = "-"
+    if way == "the standard input":
+        standard_input(monkeypatch, saved(x))
+    else:
+        word = str(tmp_path / ("x.npy" if way == "a .npy file" else "x"))
+        Path(word).write_bytes(saved(x))
+    got = machine(capsys, word, "--norm", "instance", "--mask", str(tmp_path / "mask.npy"))
+    assert got == json.loads(json.dumps(trace(x, norm="instance", mask=x > 110).as_dict()))
+
+
+def test_a_name_that_promises_numpy_is_taken_at_its_word(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.npy").write_text("1,2\n3,4\n", encoding="utf-8")
+    assert run([str(tmp_path / "x.npy")]) == 2
+    assert "x.npy is no .npy file; needed: what numpy.save wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["", "--dy", "--mask", "--gamma"])
+def test_a_page_is_never_written_over_an_array_that_the_command_reads(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x, other = tmp_path / "x.json", tmp_path / "other.json"
+    x.write_text(json.dumps(MATRIX), encoding="utf-8")
+    other.write_text("[1, 1, 1]" if option == "--gamma" else "[[1, 1, 1], [1, 1, 1], [1, 1, 1]]")
+    (tmp_path / "link.html").symlink_to(other if option else x)
+    before = x.read_bytes(), other.read_bytes()
+    read = [str(x), *([option, str(other)] if option else [])]
+    for page in (other if option else x, tmp_path / "link.html"):
+        assert run([*read, "--html", str(page)]) == 2
+        assert f"is the {option or 'input'} itself; needed: another file" in capsys.readouterr().err
+        assert (x.read_bytes(), other.read_bytes()) == before
+    assert run([*read, "--html", str(tmp_path / "page.html")]) == 0
+
+
 def test_masks_and_running_statistics_come_as_arrays_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -512,9 +604,20 @@ def test_an_array_stays_within_the_screen_and_says_what_it_leaves_out(width: int
     assert max(len(line) - line.count("\u0302") for line in lines) <= width
     joined = " ".join(done.stdout.split())
     assert "12 of 30 rows and" in joined
-    assert "of 40 columns; all of them with --json)" in joined
+    cut = re.findall(r"12 of 30 rows and (\d+) of 40 columns; all of them with --json\)", joined)
+    labelled = [line.split() for line in lines if line.lstrip().startswith("[")]
+    assert [len(words) - 1 for words in labelled] == [int(columns) for columns in cut for _ in range(12)]
+    assert min(map(int, cut)) >= (1 if width == 60 else 3)
     assert "[11]" in joined
     assert "[12]" not in joined
+
+
+def test_a_masked_cell_is_called_so_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["[[1, 2], [3, 5], [4, 9]]", "--mask", "[[1, 0], [1, 1], [1, 1]]", "--explain"]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^ +\[0\] .* masked$", printed, re.MULTILINE)) == 2  # in x and in what it shares
+    assert "Masked: 1 cell;" in printed
+    assert "not defined" not in printed
 
 
 def test_a_page_is_written_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -527,5 +527,21 @@ def test_counting_and_sorting_by_statistic_agree_with_one_at_a_time() -> None:
         mask=None,
         running=None,
     )
+    # The largest value of one channel is the smallest of the next.
+    assert numbers(trace([[0.0, 1.0, 3.0], [1.0, 3.0, 5.0]]))["distinct_in_x"] == [2, 2, 2]
     assert grouped.distinct(taken, x) == [len(set(x[:, c].ravel().tolist())) for c in range(3)]
     assert grouped.spread(taken, x).tolist() == [float(np.ptp(x[:, c])) for c in range(3)]
+
+
+def test_one_feature_keeps_its_shape_to_the_last_digit_however_long_it_is() -> None:
+    # Pairwise sums and Python's power: what the trace has always printed, told apart from other orders.
+    told = 0
+    for n in range(2, 90):
+        x = np.random.default_rng(n).normal(1000.0, 3.0, n)
+        got: Any = trace(x).as_dict()
+        scaled = np.array(got["xhat"]) / np.max(np.abs(got["xhat"]))
+        var, third = float(np.mean(scaled**2)), float(np.mean(scaled**3))
+        assert got["skewness"] == third / var**1.5
+        assert got["kurtosis"] == float(np.mean(scaled**4)) / var**2
+        told += sum((scaled**3).tolist()) / n != third
+    assert told > 20
