@@ -19,11 +19,12 @@ def number(value: object) -> str:
     """Write one value of a checkup as a page shows it.
 
     Whole numbers are written out with thousands separators, other numbers with four significant digits
-    (as a power of ten below 0.001 and from 100,000 on), a missing value as a dash, text as it is.
+    (as a power of ten below 0.001 and from 100,000 on), what is almost 1 by its distance from it, a missing
+    value as a dash, text as it is.
 
     Example:
-        >>> [number(v) for v in (None, 12345, 2.61049, -0.5, 1.25e-7, "-inf", "net.2")]
-        ['–', '12,345', '2.61', '−0.5', '1.25×10⁻⁷', '−∞', 'net.2']
+        >>> [number(v) for v in (None, 12345, 2.61049, -0.5, 1.25e-7, 0.999996, "-inf", "net.2")]
+        ['–', '12,345', '2.61', '−0.5', '1.25×10⁻⁷', '1 − 4×10⁻⁶', '−∞', 'net.2']
     """
     if value is None:
         return ABSENT
@@ -40,6 +41,8 @@ def number(value: object) -> str:
     if value.is_integer() and abs(value) < 1e5:
         return number(int(value))
     digits = f"{value:.4g}"
+    if digits == "1" and abs(1 - value) > 1e-12:  # a variance of nearly 1 is not 1, and that is the point
+        return f"1 {'−' if value < 1 else '+'} {number(float(f'{abs(1 - value):.4g}'))}"
     if not 1e-3 <= abs(float(digits)) < 1e5:
         mantissa, _, exponent = f"{value:.3e}".partition("e")
         mantissa = mantissa.rstrip("0").rstrip(".")
