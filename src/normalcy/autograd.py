@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
 from normalcy.axes import Layout
-from normalcy.kernels import eager
 from normalcy.kernels.activation import ACTIVATIONS, pack, positive, unpack
 from normalcy.kernels.compose import compose
 from normalcy.kernels.contract import Given, Needs, Stats, compute_dtype
@@ -192,7 +191,8 @@ def _before_activation(dy: Tensor, given: Given, bits: Tensor | None, stats: Sta
     if bits is not None:
         return _by_sign(dy, unpack(bits, dy.shape), form.activation)
     x, residual = given.x.to(wide), None if given.residual is None else given.residual.to(wide)
-    z = eager.apply(given._replace(x=x, residual=residual), form.layout, stats, None)
+    wider = given._replace(x=x, residual=residual)
+    z = pick(wider).apply(wider, form.layout, stats, None)
     chosen = ACTIVATIONS[form.activation]
     if chosen.derivative is None:
         return _by_sign(dy, positive(z), form.activation)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normalcy import spec
-from normalcy.axes import Layout
+from normalcy.axes import OVER_SPACE, Layout
 from normalcy.errors import ArgumentError, ShapeError, TooFewValuesError, TypeMismatchError
 from normalcy.kernels.activation import ACTIVATIONS
 
@@ -22,11 +22,9 @@ _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.float64, *_HALF)
 
 # what shares one statistic, and what to do where that is a single value
-_TOO_FEW = {
-    "batch": ("channel", "use a larger batch, drop_last=True, group or layer norm, or call .eval()"),
-    "instance": ("channel and example", "use it where there is space left to average over, or layer norm"),
-    "group": ("group", "use fewer groups"),
-}
+_OF_BATCH = ("channel", "use a larger batch, drop_last=True, group or layer norm, or call .eval()")
+_OF_INSTANCE = ("channel and example", "use it where there is space left to average over, or layer norm")
+_OF_GROUP = ("group", "use fewer groups")
 
 
 def unit_interval(what: str, value: Any) -> None:
@@ -151,10 +149,15 @@ def check_statistics(kept: tuple[Tensor, ...], x: Tensor, who: str, *, written: 
             )
 
 
-def check_after(x: Tensor, residual: Any, activation: Any, who: str) -> None:
-    """A residual of the shape and dtype of x, and an activation by a name that there is."""
+def check_activation(activation: Any, who: str) -> None:
+    """None, or a name that there is."""
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"{who} got activation={activation!r}", ", ".join(ACTIVATIONS))
+
+
+def check_after(x: Tensor, residual: Any, activation: Any, who: str) -> None:
+    """A residual of the shape and dtype of x, and an activation by a name that there is."""
+    check_activation(activation, who)
     if residual is None:
         return
     if not isinstance(residual, Tensor):
@@ -185,15 +188,19 @@ def check_counts(count: Tensor, who: str) -> None:
 
 def check_values(x: Tensor, norm: spec.Norm, layout: Layout, eps: float, who: str) -> None:
     """Enough values share a statistic that is computed from x, and eps can carry a constant channel."""
-    if norm.name == "batch" and eps == 0 and x.numel():
+    axes = norm.axes
+    if axes.outlives_example and eps == 0 and x.numel():
         raise ArgumentError(
             f"{who} got eps=0 with statistics from the data", "eps > 0, since a channel may be constant"
         )
-    few = _TOO_FEW.get(norm.name)
-    examples = (
-        x.shape[0] if norm.name == "group" else 1
-    )  # as PyTorch: several examples pass, and give the bias
-    if few and layout.values * examples == 1:
+    few, values = None, layout.values
+    if axes.outlives_example:
+        few = _OF_BATCH
+    elif axes == OVER_SPACE:
+        few = _OF_INSTANCE
+    elif axes.groups is not None:  # as PyTorch: several examples pass, and give the bias
+        few, values = _OF_GROUP, values * x.shape[0]
+    if few is not None and values == 1:
         per, do = few
         raise TooFewValuesError(
             f"{who} got one value per {per}: an input of shape {tuple(x.shape)}",

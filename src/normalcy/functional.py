@@ -161,7 +161,7 @@ def rms_norm(
         weight: of shape `normalized_shape`.
         eps: inside the root; None: the machine epsilon of the dtype computed in (float32 for half).
         mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
-        residual: added after bias; the shape and dtype of x.
+        residual: added after weight; the shape and dtype of x.
         activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
 
     Raises:
@@ -303,6 +303,8 @@ def normalize(
 ) -> Tensor:
     """Normalize by any `spec.Norm`: what every other function here is a row of.
 
+        y = (x − mean)/√(var + eps)·weight + bias,   without centring y = x/√(E[x²] + eps)·weight + bias
+
     Args:
         x: floating, of a shape that `norm.axes` resolves.
         norm: axes × sources × centred or not.
@@ -313,6 +315,10 @@ def normalize(
         mask: bool, broadcastable to x, True = valid: other places count nowhere, whatever they hold.
         residual: added after bias; the shape and dtype of x.
         activation: then "relu", "leaky_relu" (slope 0.01), "gelu" or "silu".
+
+    Raises:
+        ShapeError: the axes do not resolve, or a parameter's shape differs.
+        TooFewValuesError: one value for each statistic, where batch, instance or group norm refuse it.
 
     Example:
         >>> x = torch.tensor([[1.0, 3.0], [5.0, 9.0]]).reshape(1, 2, 1, 2)

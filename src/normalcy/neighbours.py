@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normalcy import masks
 from normalcy.case import Call, run
+from normalcy.case.valid import valid_of
 from normalcy.errors import ArgumentError, NormalcyError
 from normalcy.moments import Moments
 from normalcy.undisturbed import on_batch_statistics
@@ -240,12 +240,12 @@ def _listening(
     """Within: the moments of each example of a norm's first call go to `fresh`, how many to `rows` once."""
 
     def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def before(_norm: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def before(norm: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             x = inputs[0] if inputs else named["input"]
             if path in fresh or x.dim() < 2 or not x.numel():
                 return
             rows.setdefault(path, len(x))
-            mask = _valid(x, inputs[1] if len(inputs) > 1 else named.get("mask"), named.get("lengths"))
+            mask = valid_of(norm, inputs, named)
             taken = _spread(torch.arange(len(x), device=x.device), _POOL)
             channels = _spread(torch.arange(x.shape[1], device=x.device), 4 * _CHANNELS)
             x = x.detach().index_select(0, taken).index_select(1, channels)
@@ -259,9 +259,3 @@ def _listening(
         for path, norm in norms.items():
             stack.callback(norm.register_forward_pre_hook(hook(path), with_kwargs=True).remove)
         yield
-
-
-def _valid(x: Tensor, mask: Any, lengths: Any) -> Tensor | None:
-    if isinstance(mask, Tensor):
-        return masks.checked(mask, x)
-    return masks.of_lengths(lengths, x.shape).broadcast_to(x.shape) if isinstance(lengths, Tensor) else None

@@ -80,7 +80,7 @@ def normalized(
     transforming = autograd.transforming()
     through_stored = isinstance(source, Stored) and (source.mean.requires_grad or source.var.requires_grad)
     alone = given.mask is None and not transforming and not through_stored
-    if alone and (elsewhere or (traced and not training)):
+    if alone and (elsewhere or (traced and not training)) and standard.knows(norm):
         return _by_pytorch(given, norm, source, record, form, traced=traced)
     if isinstance(source, Stored):
         if traced or transforming or through_stored:
@@ -90,7 +90,7 @@ def normalized(
         y, moments = _composed(given, form, None)
     else:
         y, moments = _collected(given, form, norm, who)
-    if record and x.numel():
+    if record is not None and x.numel():
         record.update(_by_channel(moments, form.layout, outlives=norm.axes.outlives_example))
     return y
 
@@ -132,7 +132,7 @@ def _collected(given: Given, form: Form, norm: Norm, who: str) -> tuple[Tensor, 
     """Collect and apply by the backend that serves this call."""
     x, layout, eps = given.x, form.layout, form.eps
     moments = pick(given).collect(x, layout, given.mask)
-    if given.mask is not None and norm.name == "batch" and masks.has_values(given.mask):
+    if given.mask is not None and norm.axes.outlives_example and masks.has_values(given.mask):
         checks.check_counts(moments.count, who)
     stats = finish(moments, layout.values if given.mask is None else None, eps, center=form.center)
     if eps == 0 and x.numel() and bool((stats.rstd.isinf() & (moments.count > 0)).any()):
@@ -179,8 +179,7 @@ def _by_pytorch(
         if weight is not None:
             record.count_one()
         else:
-            split = given.x.detach()
-            moments = pick(given).collect(split, form.layout, None)
+            moments = pick(given).collect(given.x.detach(), form.layout, None)
             record.update(_by_channel(moments, form.layout, outlives=norm.axes.outlives_example))
     return y
 

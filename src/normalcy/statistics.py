@@ -259,6 +259,16 @@ def weight_left(momentum: float, k: int) -> float:
     return float((1 - momentum) ** k)
 
 
+def updates_until(left: float, momentum: float) -> int | None:
+    """After how many updates the initial state weighs at most `left`; None: never, or at once.
+
+    Example:
+        >>> updates_until(0.01, 0.001), updates_until(0.01, 1.0)
+        (4603, None)
+    """
+    return math.ceil(math.log(left) / math.log1p(-momentum)) if 0 < momentum < 1 else None
+
+
 def warm_count(momentum: float) -> int:
     """The number of updates after which the initial state weighs less than float64 can tell from nothing.
 

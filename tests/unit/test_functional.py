@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from torch.nn import functional as theirs_of
 
 import normalcy
 from normalcy import spec
+from normalcy.axes import Axes, Role
 from normalcy.errors import ArgumentError, NormalcyError, ShapeError, TooFewValuesError, TypeMismatchError
+from normalcy.kernels import standard
+from normalcy.kernels.contract import Given
 from normalcy.statistics import Stored
 
 
@@ -69,6 +73,35 @@ def test_normalize_is_what_every_function_is_a_row_of() -> None:
     )
     assert torch.equal(normalcy.normalize(X, spec.group(2), W, B), normalcy.group_norm(X, 2, W, B))
     assert torch.equal(normalcy.normalize(X, spec.layer(1)), normalcy.layer_norm(X, 5))
+
+
+OTHERS = [
+    replace(spec.batch, center=False),
+    replace(spec.group(3), center=False),
+    replace(spec.channels, center=False),
+    replace(spec.batch, name="layer"),
+    spec.Norm("batch", spec.instance.axes),
+    spec.Norm("mine", Axes(frozenset({Role.EXAMPLE}), frozenset({Role.CHANNEL}))),
+]
+
+
+@pytest.mark.parametrize("norm", [*OTHERS, spec.batch, spec.instance, spec.group(3), spec.rms(2)], ids=str)
+def test_pytorchs_operator_serves_a_norm_only_where_it_is_that_norm_whatever_its_name(norm) -> None:
+    x = data(4, 6, 5)
+    if standard.knows(norm):
+        y = standard.call(Given(x), norm, eps=1e-5)
+        torch.testing.assert_close(y, normalcy.normalize(x, norm), rtol=0, atol=1e-3)
+    else:
+        assert norm in OTHERS
+    assert normalcy.normalize(x.to("meta"), norm).shape == x.shape
+
+
+def test_a_batch_of_one_value_is_refused_under_any_name() -> None:
+    mine = replace(spec.batch, name="mine")
+    with pytest.raises(TooFewValuesError, match="one value per channel"):
+        normalcy.normalize(data(1, 3), mine)
+    with pytest.raises(ArgumentError, match="eps=0"):
+        normalcy.normalize(data(4, 3), mine, eps=0.0)
 
 
 def test_a_stored_statistic_in_half_precision_serves_half_input() -> None:

@@ -120,6 +120,17 @@ def test_masked_places_count_nowhere():
     assert plain != found(x)
 
 
+def test_lengths_count_however_they_are_given():
+    model = nn.Sequential(normalcy.nn.BatchNorm1d(5))
+    x = 3 + torch.randn(48, 5, 12, generator=torch.Generator().manual_seed(1))
+    lengths = torch.arange(48) % 9 + 3
+    spoilt = torch.where(torch.arange(12) < lengths[:, None, None], x, 1e6)
+    calls = (lambda m, b: m[0](b, lengths=lengths), lambda m, b: m[0](b, None, lengths))
+    for call in calls:
+        clean, found = (neighbours.of_model(model, {"0": model[0]}, [b], call=call)["0"] for b in (x, spoilt))
+        assert clean == found
+
+
 def test_the_model_and_the_random_state_are_left_as_they_were():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).train()
     before = copy.deepcopy(model.state_dict())
@@ -159,6 +170,7 @@ def test_in_the_embedded_example_two_neighbours_matter_seven_times_as_much_as_a_
     found = neighbours.of_model(trained.model, norms, trained.batches)
     assert set(found) == {"hidden.norm1", "hidden.norm2"}
     for one in found.values():
-        assert one.at(2).total > 1.5 * one.at(8).total > 1.5 * one.at(32).total > 2.25 * one.at(128).total
+        assert one.at(2).total > one.at(8).total > one.at(32).total > one.at(128).total
+        assert one.at(2).total / one.at(128).total == pytest.approx(7, rel=0.2)
         assert one.here == one.at(128)
         assert 1 / math.sqrt(128) < one.here.total < 2 / math.sqrt(128)

@@ -25,6 +25,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pth.tar", ".index.
 
 _NEEDED = "a state dict, as torch.save(model.state_dict(), …) or safetensors writes it"
 _AGAIN = "copy or download it again"
+_ONLY_WEIGHTS = "if you trust it, load it in Python and save its state dict alone"
 _ZIP, _PICKLE = b"PK\x03\x04", tuple(b"\x80" + bytes((protocol,)) for protocol in range(2, 6))
 _FOREIGN: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "is a pointer of Git LFS, not the file itself", "run git lfs pull"),
@@ -149,10 +150,8 @@ def _foreign(path: Path, head: bytes) -> TargetError:
 
 
 def _damaged(path: Path, error: BaseException) -> TargetError:
-    said = " ".join(str(error).split()).split(". ")[0][:120].rstrip(".")
-    return TargetError(
-        f"{path} is damaged or cut short ({said or type(error).__name__})", "a whole file", _AGAIN
-    )
+    said = _first(error) or type(error).__name__
+    return TargetError(f"{path} is damaged or cut short ({said})", "a whole file", _AGAIN)
 
 
 def _safetensors(path: Path) -> Weights:
@@ -258,12 +257,10 @@ def _objects(path: Path, error: Exception) -> TargetError:
     return TargetError(given, _NEEDED, _ONLY_WEIGHTS)
 
 
-_ONLY_WEIGHTS = "if you trust it, load it in Python and save its state dict alone"
-
-
-def _first(error: Exception) -> str:
+def _first(error: BaseException) -> str:
+    """The first sentence of what it says, cut to a length that fits into ours."""
     text = " ".join(str(error).split())
-    return text.split(". ")[0][:80].rstrip(".")
+    return text.split(". ")[0][:120].rstrip(".")
 
 
 def _described(made: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from normalcy.doctor import Examination, Examined
 from normalcy.report import Item
-from normalcy.statistics import warm_count, weight_left
+from normalcy.statistics import updates_until, warm_count, weight_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ def _site(site: Examined) -> dict[str, Any]:
 def _warmup(site: Examined, points: int = 60) -> list[dict[str, float]] | None:
     """The curve (1 − m)ᵏ, until past 1 % and past where the layer stands."""
     momentum = site.momentum
-    if not momentum or momentum >= 1 or site.updates is None:
+    to_one_percent = updates_until(0.01, momentum or 0.0)
+    if not momentum or to_one_percent is None or site.updates is None:
         return None
-    to_one_percent = math.ceil(math.log(0.01) / math.log1p(-momentum))
     end = max(round(1.2 * to_one_percent), min(site.updates, warm_count(momentum)))
     ks = sorted({round(end * i / (points - 1)) for i in range(points)})
     return [{"updates": k, "weight_left": weight_left(momentum, k)} for k in ks]

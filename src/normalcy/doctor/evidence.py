@@ -25,7 +25,7 @@ class Norm:
     Attributes:
         where: the module's path, or the site's name for a functional one.
         module: the layer; of a functional one, that which holds the running statistics it is given, or None.
-        kind: "batch", "layer", "group", "instance" or "rms".
+        kind: "batch", "layer", "group", "instance" or "rms"; of a checkpoint's also "unknown".
         site: None where no pass was recorded, or the pass did not reach it.
         measured: what it was given on the data; None where that was not measured.
         gap: its train/eval gap; None where that was not measured.
@@ -120,13 +120,13 @@ class Evidence:
         model: the model examined.
         norms: its known norms.
         sites: wiring facts; None where there were no data to record a pass with.
+        unrecognized: what looks like a normalizer and is none that is known.
         dead: biases that are dead.
         idle: norms that the recorded pass had no use for.
         left_out: what was measured, where batches had to be left out of it; else None.
         refusal: why nothing could be measured; "" where something was, or was not asked for.
         optimizer: None where none was given.
         loss: None where no loss was given.
-        unrecognized: what looks like a normalizer and is none that is known.
     """
 
     model: nn.Module

@@ -117,12 +117,12 @@ def _with_data(
         norms,
         sites,
         sites.unrecognized,
-        dead_biases(model, recorded, sites, lambda examined: case.run(examined, first, call)),
-        sites.idle,
-        measured if measured.skipped else None,
-        refusal,
-        optimizer,
-        losses,
+        dead=dead_biases(model, recorded, sites, lambda examined: case.run(examined, first, call)),
+        idle=sites.idle,
+        left_out=measured if measured.skipped else None,
+        refusal=refusal,
+        optimizer=optimizer,
+        loss=losses,
     )
     found = _judge(evidence, sites.not_seen, samples, tuple(notes))
     heard = {path: tracked[path] for path in measured}

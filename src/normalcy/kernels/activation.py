@@ -29,6 +29,11 @@ ACTIVATIONS = {
 }
 
 
+def activated(z: Tensor, name: str | None) -> Tensor:
+    """The activation of that name; z itself where there is none."""
+    return z if name is None else ACTIVATIONS[name].function(z)
+
+
 def positive(z: Tensor) -> Tensor:
     """Where the gradient passes whole: z > 0, and NaN, which is to stay seen."""
     return ~(z <= 0)

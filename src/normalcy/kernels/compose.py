@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normalcy.axes import Layout
-from normalcy.kernels.activation import ACTIVATIONS
+from normalcy.kernels.activation import activated
 from normalcy.kernels.contract import Given, Stats
 from normalcy.kernels.eager import join, split
 from normalcy.moments import Moments
@@ -43,8 +43,7 @@ def compose(
         y = y + given.bias.reshape(layout.parameter).double()
     if given.residual is not None:
         y = y + split(given.residual, layout).double()
-    if activation is not None:
-        y = ACTIVATIONS[activation].function(y)
+    y = activated(y, activation)
     return join(_valid(y.to(given.x.dtype), mask), layout), moments
 
 

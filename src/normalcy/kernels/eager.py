@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normalcy.axes import Layout, Role
-from normalcy.kernels.activation import ACTIVATIONS
+from normalcy.kernels.activation import activated
 from normalcy.kernels.contract import Given, GradSums, Needs, Stats, compute_dtype
 from normalcy.moments import Moments
 
@@ -41,8 +41,7 @@ def apply(given: Given, layout: Layout, stats: Stats, activation: str | None) ->
         y += given.bias.reshape(layout.parameter).to(y.dtype)
     if given.residual is not None:
         y += split(given.residual, layout).to(y.dtype)
-    if activation is not None:
-        y = ACTIVATIONS[activation].function(y)
+    y = activated(y, activation)
     return join(_valid(y.to(given.x.dtype), given, layout), layout)
 
 

@@ -8,10 +8,29 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from normalcy.axes import OVER_CHANNELS
-from normalcy.kernels.activation import ACTIVATIONS
+from normalcy.axes import OVER_BATCH, OVER_CHANNELS, OVER_SPACE, over_features, over_groups
+from normalcy.kernels.activation import activated
 from normalcy.kernels.contract import Given
 from normalcy.spec import Norm
+
+_GROUPS, _FEATURES = over_groups(1), over_features(1)
+
+
+def knows(norm: Norm) -> bool:
+    """Whether PyTorch has an operator for these axes, centred or not; a name tells nothing.
+
+    Example:
+        >>> from normalcy import spec
+        >>> knows(spec.batch), knows(spec.Norm("batch", spec.batch.axes, center=False))
+        (True, False)
+    """
+    axes = norm.axes
+    if axes.features:
+        return axes.average == axes.parameters == _FEATURES.average
+    if axes.groups is not None:
+        same = axes.average == _GROUPS.average and axes.parameters == _GROUPS.parameters
+        return norm.center and same
+    return norm.center and axes in (OVER_BATCH, OVER_SPACE, OVER_CHANNELS)
 
 
 def call(
@@ -27,7 +46,7 @@ def call(
 
     Args:
         given: no mask: PyTorch's norms know none.
-        norm: which.
+        norm: one that it `knows`.
         eps: inside the root.
         activation: by name.
         stored: (mean, var) to normalize with, instead of the data's own.
@@ -36,7 +55,7 @@ def call(
     y = _norm(given.x, given.weight, given.bias, norm, eps, stored, running)
     if given.residual is not None:
         y = y + given.residual
-    return y if activation is None else ACTIVATIONS[activation].function(y)
+    return activated(y, activation)
 
 
 def _norm(
@@ -52,9 +71,9 @@ def _norm(
     if stored is not None:
         return functional.batch_norm(x, *stored, weight, bias, training=False, eps=eps)
     mean, var, momentum = running or (None, None, 0.0)
-    if norm.name == "batch":
+    if axes == OVER_BATCH:
         return functional.batch_norm(x, mean, var, weight, bias, training=True, momentum=momentum, eps=eps)
-    if norm.name == "instance":
+    if axes == OVER_SPACE:
         return functional.instance_norm(x, mean, var, weight, bias, True, momentum, eps)
     if axes.groups is not None:
         return functional.group_norm(x, axes.groups, weight, bias, eps)

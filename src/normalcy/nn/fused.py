@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_all
 
-from normalcy.checks import check_after
+from normalcy.checks import check_activation, check_after
 from normalcy.errors import ArgumentError, TypeMismatchError
-from normalcy.kernels.activation import ACTIVATIONS
+from normalcy.kernels.activation import activated
 from normalcy.nn.base import Layer
 from normalcy.passes import Extras
 
@@ -63,8 +63,7 @@ class Fused(nn.Module):
         super().__init__()
         if not isinstance(norm, nn.Module):
             raise ArgumentError(f"Fused got a {type(norm).__name__} as norm", "a torch.nn.Module")
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ArgumentError(f"Fused got activation={activation!r}", ", ".join(ACTIVATIONS))
+        check_activation(activation, "Fused")
         self.norm = norm
         self.activation = activation
 
@@ -94,7 +93,7 @@ class Fused(nn.Module):
             y = y + residual
         if mask is not None:  # before the activation, which takes 0 to 0, and NaN's gradient to NaN
             y = torch.where(mask, y, 0.0)
-        return y if self.activation is None else ACTIVATIONS[self.activation].function(y)
+        return activated(y, self.activation)
 
     def why_not_torch(self) -> str:
         """A sentence why PyTorch's own layer cannot be what this one is."""

@@ -5,7 +5,6 @@ Not for a model: there momentum, eps and the gap on data are known, and other ru
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -14,14 +13,14 @@ from torch import Tensor
 from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import Finding, Severity
 from normalcy.doctor.rules.base import Rule
-from normalcy.doctor.rules.stored import NegativeVariance, NonFiniteStatistics
+from normalcy.doctor.rules.stored import WEIGHT_LEFT, NegativeVariance, NonFiniteStatistics, is_unwarmed
 from normalcy.doctor.rules.wiring import UnrecognizedNorm
-from normalcy.statistics import weight_left
+from normalcy.statistics import updates_until, weight_left
 
 MOMENTA = (0.1, 0.01)
 """The weights of the new value for which the weight left is told: the default of PyTorch, and of Keras."""
 
-_WEIGHT_LEFT = 0.01
+# Higher than for a model, whose momentum is known and not assumed.
 _CERTAIN_WEIGHT_LEFT = 0.5
 # Channels that let less than a thousandth of a standard deviation through are dead or pruned.
 _NO_SCALE = 1e-3
@@ -125,18 +124,10 @@ class UnwarmedInCheckpoint(Rule):
     )
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
-        """Not where a variance below the weight left contradicts it."""
+        """An error only where most of what is stored is the initial state."""
         for norm in evidence.norms:
             left, momentum = norm.weight_left, norm.momentum
-            if (
-                left is None
-                or norm.updates is None
-                or momentum is None
-                or norm.initial
-                or left <= _WEIGHT_LEFT
-            ):
-                continue
-            if norm.stored is None or not all(bool(each.isfinite().all()) for each in norm.stored):
+            if not is_unwarmed(norm) or left is None or norm.updates is None or momentum is None:
                 continue
             yield self.found(
                 norm.where,
@@ -144,7 +135,7 @@ class UnwarmedInCheckpoint(Rule):
                     "updates": norm.updates,
                     "momentum_assumed": momentum,
                     **weights_left(norm.updates),
-                    "updates_for_1_percent": math.ceil(math.log(_WEIGHT_LEFT) / math.log1p(-momentum)),
+                    "updates_for_1_percent": updates_until(WEIGHT_LEFT, momentum),
                 },
                 severity="error" if left > _CERTAIN_WEIGHT_LEFT else "warning",
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from normalcy.doctor.evidence import Evidence, Norm
 from normalcy.doctor.findings import Finding
 from normalcy.doctor.rules.base import Rule
+from normalcy.statistics import updates_until
 
-# Of the initial state, what may remain before a measured gap is put down to it.
-_WEIGHT_LEFT = 0.01
+WEIGHT_LEFT = 0.01
+"""Of the initial state, what may remain before anything is put down to it."""
+_SEVERE_WEIGHT_LEFT = 0.1
 # A gap of a tenth of a standard deviation moves outputs visibly; running averages of small batches wander
 # by less: momentum 0.1 over batches of 64 values wanders by √(0.1/1.9/64) = 0.03.
 _GAP = 0.1
@@ -74,16 +75,14 @@ class UnwarmedStatistics(Rule):
         for norm in _judged(evidence):
             if not is_unwarmed(norm) or norm.weight_left is None:
                 continue
-            momentum = norm.momentum or 0.0
-            needed = math.ceil(math.log(_WEIGHT_LEFT) / math.log1p(-momentum)) if 0 < momentum < 1 else None
-            severe = norm.gap.rms > _LARGE_GAP if norm.gap else norm.weight_left > 0.1
+            severe = norm.gap.rms > _LARGE_GAP if norm.gap else norm.weight_left > _SEVERE_WEIGHT_LEFT
             yield self.found(
                 norm.where,
                 {
                     "updates": norm.updates,
                     "momentum": norm.momentum,
                     "weight_left": norm.weight_left,
-                    "updates_for_1_percent": needed,
+                    "updates_for_1_percent": updates_until(WEIGHT_LEFT, norm.momentum or 0.0),
                     **_gap_numbers(norm),
                 },
                 severity="error" if severe else "warning",
@@ -199,7 +198,7 @@ def _cure(norm: Norm) -> str:
 def is_unwarmed(norm: Norm) -> bool:
     """Weight left on the initial state, and a gap where one was measured; initial statistics are no case."""
     left = norm.weight_left
-    if left is None or left <= _WEIGHT_LEFT or norm.initial or not _finite(norm):
+    if left is None or left <= WEIGHT_LEFT or norm.initial or not _finite(norm):
         return False
     return norm.gap is None or norm.gap.rms > gap_allowed(norm)
 
