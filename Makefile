@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check lint types docs clean
+.PHONY: demo test check lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/normalcy doctor --fix --fail-on never --html report.html

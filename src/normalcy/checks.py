@@ -77,9 +77,7 @@ def check_input(x: Any, who: str) -> None:
             )
         raise TypeMismatchError(f"{who} got {type(x).__name__}", "a torch.Tensor")
     if x.is_nested:
-        raise TypeMismatchError(
-            f"{who} got a nested tensor", "a padded one", "pad it, and give mask or lengths"
-        )
+        raise TypeMismatchError(f"{who} got a nested tensor", "a padded one", "pad it, and give a mask")
     if x.layout != torch.strided:
         raise TypeMismatchError(
             f"{who} got an input of layout {x.layout}", "a dense tensor", "use x.to_dense()"

@@ -29,7 +29,9 @@ def checked(mask: Tensor, x: Tensor) -> Tensor:
         return mask.broadcast_to(x.shape)
     except RuntimeError:
         given = f"mask has shape {tuple(mask.shape)} for an input of shape {tuple(x.shape)}"
-        raise ShapeError(given, "a shape that broadcasts to the input's") from None
+        places = x.dim() > 2 and tuple(mask.shape) == (x.shape[0], *x.shape[2:])
+        do = "use mask[:, None], the same for all channels" if places else ""
+        raise ShapeError(given, "a shape that broadcasts to the input's", do) from None
 
 
 def has_values(t: Tensor) -> bool:

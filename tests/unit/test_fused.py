@@ -450,3 +450,17 @@ def test_a_norm_in_it_folds_and_what_is_left_is_right() -> None:
     assert report.error <= report.bound
     # of products that cancel: x is 30 away from zero
     torch.testing.assert_close(report.model(x), model(x), rtol=1e-4, atol=1e-3)
+
+
+def test_lengths_are_the_mask_they_stand_for_where_the_child_takes_them() -> None:
+    x, lengths = torch.randn(3, 4, 6) + 1e3, torch.tensor([6, 2, 4])
+    mask = (torch.arange(6) < lengths[:, None])[:, None]
+    one, other = (ours.Fused(ours.BatchNorm1d(4), "silu") for _ in range(2))
+    assert torch.equal(one(x, x.cos(), lengths=lengths), other(x, x.cos(), mask=mask))
+    assert torch.equal(one.norm.running_var, other.norm.running_var)
+    with pytest.raises(TypeMismatchError, match="LayerNorm, which takes none"):
+        ours.Fused(ours.LayerNorm(6))(x, lengths=lengths)
+    with pytest.raises(ArgumentError, match="mask and lengths"):
+        one(x, mask=mask, lengths=lengths)
+    with pytest.raises(ShapeError, match=r"Use mask\[:, None\]"):
+        one(x, mask=mask[:, 0])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from words.person import normalcy, started
 
 from normalcy.cli import main, writing
@@ -377,3 +378,24 @@ def test_a_compiled_function_may_be_the_first_to_use_the_package():
     env = os.environ | {"PYTHONPATH": str(Path(writing.__file__).parents[2])}
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize(
+    "words", [["doctor", "weights.pt"], ["doctor", "weights.pt", "--json"], ["trace", "2", "4"]]
+)
+def test_a_reader_that_has_gone_is_silence_and_its_own_code(words: list[str], tmp_path: Path) -> None:
+    torch.save(torch.nn.BatchNorm1d(3).state_dict(), tmp_path / "weights.pt")
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "normalcy", *words],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

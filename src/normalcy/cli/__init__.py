@@ -95,6 +95,9 @@ def _fault(error: BaseException) -> int:
 
 def _left(error: BaseException) -> int:
     """What was given left by a way that is no exception's, so that nobody on the way took it for one."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        _silence()  # the library below the commands leaves so when the reader of the output has gone
+        return NO_READER
     if isinstance(error, SystemExit):
         did = f"called sys.exit({'' if error.code is None else repr(error.code)})"
     else:

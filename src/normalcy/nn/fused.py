@@ -15,7 +15,8 @@ from torch.nn.modules import module as hooks_of_all
 from normalcy.checks import check_activation, check_after
 from normalcy.errors import ArgumentError, TypeMismatchError
 from normalcy.kernels.activation import activated
-from normalcy.nn.base import Layer
+from normalcy.masks import of_lengths
+from normalcy.nn.base import Layer, TimeLayer
 from normalcy.passes import Extras
 
 _HOOKS = (
@@ -67,17 +68,36 @@ class Fused(nn.Module):
         self.norm = norm
         self.activation = activation
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """Compute activation(norm(x) + residual); masked places are 0.
 
         Args:
             x: what the child takes.
             residual: the shape and dtype of x.
             mask: bool, broadcastable to x, True = valid.
+            lengths: instead of a mask, where the child takes them: example i is valid up to lengths[i].
         """
+        if lengths is not None:
+            mask = self._mask_of(lengths, mask, x)
         if _in_one_pass(self.norm):
             return self.norm.normalize(x, Extras(mask, None, residual, self.activation))  # type: ignore[operator,no-any-return]
         return self._in_sequence(x, residual, mask)
+
+    def _mask_of(self, lengths: Tensor, mask: Tensor | None, x: Tensor) -> Tensor:
+        if mask is not None:
+            raise ArgumentError("Fused got mask and lengths", "one of the two")
+        if not isinstance(self.norm, TimeLayer):
+            raise TypeMismatchError(
+                f"Fused got lengths, and its norm is a {type(self.norm).__name__}, which takes none",
+                "a mask, or a norm of normalcy.nn whose last axis may be time",
+            )
+        return of_lengths(lengths, x.shape)
 
     def _in_sequence(self, x: Tensor, residual: Tensor | None, mask: Tensor | None) -> Tensor:
         if mask is not None and not _takes_mask(self.norm):

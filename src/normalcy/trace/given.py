@@ -167,7 +167,9 @@ def _named(norm: str, groups: int | None, axes: int | Sequence[int] | None) -> t
     if groups is not None and named != "group":
         raise ArgumentError(f"{named} norm is given groups", "them for group norm alone", "leave them out")
     if groups is None and named == "group":
-        raise ArgumentError("group norm is not told into how many groups", "a number of groups", "give it")
+        raise ArgumentError(
+            "group norm is not told into how many groups", "a number of groups", "give groups (--groups)"
+        )
     if axes is None:
         return named, (-1,)
     if named in _AVERAGED:
