@@ -72,5 +72,8 @@ def of_lengths(lengths: Tensor, shape: Sequence[int]) -> Tensor:
             raise ArgumentError(
                 f"{wrong} is among the lengths", f"0 to {shape[-1]}, the extent of the last axis"
             )
+    elif torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        fits = ((lengths >= 0) & (lengths <= shape[-1])).all()
+        torch._assert_async(fits, "lengths outside 0 to the extent of the last axis")  # noqa: SLF001 - no public name
     time = torch.arange(shape[-1], device=lengths.device)
     return (time < lengths.unsqueeze(-1)).reshape(shape[0], *([1] * (len(shape) - 2)), shape[-1])

@@ -88,6 +88,8 @@ def normalized(
         return autograd.normalize(given, _stored_stats(source, x, eps, copy=True), form)
     if traced or transforming:
         y, moments = _composed(given, form, None)
+        if given.mask is not None and norm.axes.outlives_example and torch.compiler.is_compiling():
+            checks.assert_counts(moments.count, who)
     else:
         y, moments = _collected(given, form, norm, who)
     if record is not None and x.numel():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normalcy import masks
 from normalcy.conventions import TORCH, Convention
 from normalcy.errors import ArgumentError
 from normalcy.moments import Moments
@@ -144,7 +145,7 @@ def _update(
     if values is not None:
         values.add_(count.max().to(values.dtype))
     if batches is not None:
-        batches.add_((count > 0).any())
+        batches.add_((count > (0 if values is not None else correction)).any())  # what was taken in
 
 
 def _weight(momentum: float | None, batches: Tensor | None, *, debias: bool) -> float | Tensor:
@@ -156,7 +157,7 @@ def _weight(momentum: float | None, batches: Tensor | None, *, debias: bool) -> 
     k = batches.double() + 1
     if momentum is None:
         return 1 / k
-    return (momentum / (1 - (1 - momentum) ** k)).clamp(max=1)
+    return (momentum / -torch.expm1(k * math.log1p(-momentum))).clamp(max=1)
 
 
 def _blended(
@@ -169,6 +170,8 @@ def _blended(
         examples = known.sum(0).clamp(min=1)
         fresh = tuple(torch.where(known, f, 0.0).sum(0) / examples for f in fresh)  # type: ignore[assignment]
         known = known.any(0)
+    if isinstance(weight, Tensor):
+        _as_many_batches(known)
     after = []
     for kept, f in zip((mean, var), fresh, strict=True):
         wide = kept.double()
@@ -178,6 +181,16 @@ def _blended(
         )
         after.append(torch.where(known, whole, wide))
     return after[0], after[1]
+
+
+def _as_many_batches(known: Tensor) -> None:
+    """One counter serves all channels, so all of them take a batch in, or none does."""
+    if masks.has_values(known) and not _batched(known) and bool((known != known.any()).any()):
+        raise ArgumentError(
+            "a mask that leaves some channels no values, with statistics whose weight depends on the count",
+            "values in every channel, or in none",
+            "use a momentum without debias, or a mask that is the same for all channels",
+        )
 
 
 def _pooled(
@@ -245,7 +258,7 @@ def weight_of_new(momentum: float | None, k: int, *, debias: bool = False) -> fl
     if momentum is None:
         return 1 / max(k, 1)
     if debias and 0 < momentum < 1:
-        return min(1.0, momentum / (1 - weight_left(momentum, k)))
+        return min(1.0, momentum / -math.expm1(k * math.log1p(-momentum)))  # 1 − (1 − m)ᵏ, uncancelled
     return momentum
 
 

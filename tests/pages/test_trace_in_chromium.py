@@ -35,9 +35,16 @@ TRACES: dict[str, Callable[[], Trace]] = {
     "large": lambda: trace(np.tile(CUBE, (150, 2, 6)), dy=np.tile(CUBE, (150, 2, 6)), norm="instance"),
     "constant": lambda: trace([7.5, 7.5, 7.5], explain=True),
     "ties": lambda: trace([7.5] * 20 + [9.25], explain=True),
+    "late": lambda: trace(
+        np.vstack([np.full((40, 900), 7.5), np.tile(CUBE.ravel(), (6, 38))[:, :900]]), norm="layer"
+    ),
+    "deep": lambda: trace(
+        np.resize(CUBE, (4, 4, 4, 4, 4, 8)), norm="layer", dy=np.resize(CUBE, (4, 4, 4, 4, 4, 8))
+    ),
     "undefined": lambda: trace([7.5, 7.5], eps=0, running=(10, 16), explain=True),
 }
 
+SHORTENED = {"large", "late", "deep"}
 KNOWN = {"batch", "group", "instance", "layer", "rms"}
 
 
@@ -86,7 +93,7 @@ def test_the_numbers_a_person_sees_are_those_of_the_embedded_json(
             "all => all.map(e => [e.dataset.json, e.textContent])"
         )
         footer = tab.locator("footer").inner_text()
-    assert (embedded == record(name)) == (name != "large") == ("The whole trace" in footer)
+    assert (embedded == record(name)) == (name not in SHORTENED) == ("The whole trace" in footer)
     assert len(cells) > 10
     for address, text in cells:
         value = pages.lookup(embedded, address)
@@ -101,11 +108,11 @@ def test_cells_of_one_statistic_have_one_number_and_those_masked_have_none(
     shares = np.array(values["shares"])
     assert {None, 0, 1, 2, 3} == set(shares.ravel().tolist())
     with opened(browser, written("batch", folder)) as tab:
-        rows = tab.locator("table.cells tr").evaluate_all(
+        rows = tab.locator("table.values tr").evaluate_all(
             "rows => rows.map(r => [...r.querySelectorAll('td')].map(d => "
             "d.className === 'masked' ? null : Number(d.querySelector('sub').textContent)))"
         )
-        colours = tab.locator("table.cells td:not(.masked)").evaluate_all(
+        colours = tab.locator("table.values td:not(.masked)").evaluate_all(
             "all => all.map(d => [d.querySelector('sub').textContent, getComputedStyle(d).backgroundColor])"
         )
     assert rows == shares.reshape(-1, shares.shape[-1]).tolist()
@@ -120,10 +127,11 @@ def test_every_statistic_is_drawn_before_and_after_with_its_shape(
     values = {key: value for step in record(name)["steps"] for key, value in step["values"].items()}
     kurtosis = values["kurtosis"] if isinstance(values["kurtosis"], list) else [values["kurtosis"]]
     with opened(browser, written(name, folder)) as tab:
-        figures = tab.locator(".trio").evaluate_all(
-            "all => all.map(e => [...e.querySelectorAll('figure')].map(f => f.innerText))"
+        figures = tab.locator(".drawing").evaluate_all(
+            "all => all.map(e => [...e.querySelectorAll('figure')]"
+            ".map(f => f.innerText.split(/\\s+/).join(' ')))"
         )
-        dots = tab.locator(".trio svg.chart title").count()
+        dots = tab.locator(".drawing svg.chart title").count()
     assert len(figures) == len(kurtosis)
     for (before, after, scaled), right in zip(figures, kurtosis, strict=True):
         for text in (before, after):
@@ -160,7 +168,7 @@ def test_text_stands_out_from_its_ground_in_both_schemes(
             ".map(e => getComputedStyle(e).color)"
         )
         cells = tab.evaluate(
-            """() => [...document.querySelectorAll('.cells td:not(.masked)')].flatMap(td => {
+            """() => [...document.querySelectorAll('.values td:not(.masked)')].flatMap(td => {
               const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
               const solid = colour => {
                 canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
@@ -191,6 +199,46 @@ def test_no_text_of_a_chart_is_cut_off(browser: Browser, folder: Path) -> None:
                 })"""
             )
         assert cut == []
+
+
+@pytest.mark.parametrize("name", ["feature", "batch", "layer", "many"])
+def test_no_number_is_broken_across_two_lines_on_a_narrow_screen(
+    name: str, browser: Browser, folder: Path
+) -> None:
+    with opened(browser, written(name, folder), viewport={"width": 400, "height": 800}) as tab:
+        lines = tab.locator("dd [data-json], td").evaluate_all(
+            "all => all.map(e => { const r = document.createRange(); r.selectNodeContents(e);"
+            " const bottoms = [...r.getClientRects()].map(b => b.bottom);"
+            " return [e.textContent, Math.max(...bottoms) - Math.min(...bottoms)]; })"
+        )
+    assert len(lines) > 20
+    # a line is 22 pixels high or more, and a subscript hangs by less
+    assert [text for text, apart in lines if (apart or 0) > 12] == []
+
+
+def test_pictures_of_one_statistic_stand_beneath_one_another_on_axes_of_one_width(
+    browser: Browser, folder: Path
+) -> None:
+    with opened(browser, written("layer", folder), viewport={"width": 1100, "height": 800}) as tab:
+        boxes = tab.locator(".drawing").evaluate_all(
+            "all => all.map(e => [...e.querySelectorAll('svg.chart')].map(c => {"
+            " const b = c.getBoundingClientRect(); return [b.left, b.width, b.top, b.bottom]; }))"
+        )
+    assert len(boxes) == 2
+    for before, after, scaled in boxes:
+        assert before[:2] == after[:2] == scaled[:2]
+        assert before[3] <= after[2] < after[3] <= scaled[2]
+
+
+def test_on_paper_the_ground_is_white_and_folded_tables_are_printed(browser: Browser, folder: Path) -> None:
+    with opened(browser, written("many", folder), color_scheme="dark") as tab:
+        folded = tab.locator("details.more:not([open]) table").first
+        seen = "part => part.checkVisibility({contentVisibilityProperty: true})"
+        before = folded.evaluate(seen)
+        tab.emulate_media(media="print")
+        after = folded.evaluate(seen)
+        ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground, before, after) == ("rgb(255, 255, 255)", False, True)
 
 
 def test_a_trace_without_values_is_refused() -> None:

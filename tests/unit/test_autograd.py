@@ -229,3 +229,37 @@ def test_vmap_over_batches_of_one_layers_statistics_is_refused_in_a_sentence() -
     torch.vmap(lambda b, x: torch.func.functional_call(layer, b, (x,)))(names, batches)
     torch.testing.assert_close(names["running_mean"][1], 2 * names["running_mean"][0])
     assert names["num_batches_tracked"].tolist() == [1, 1]
+
+
+def test_a_masked_nan_in_the_residual_reaches_no_derivative_of_any_order() -> None:
+    mask = torch.tensor([True, True, False])
+    x, weight = X.clone().requires_grad_(), torch.tensor([1.5, -2.0], dtype=torch.float64, requires_grad=True)
+    residual = X.sin().masked_fill(~mask, torch.nan).requires_grad_()
+    y = normalcy.batch_norm(x, weight=weight, training=True, mask=mask, residual=residual, activation="gelu")
+    first = torch.autograd.grad(y.square().sum(), (x, weight, residual), create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, weight, residual))
+    assert all(g.isfinite().all() for g in (*first, *second))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda f: torch.compile(f, backend="aot_eager")])
+def test_a_variance_beyond_float64_is_nan_in_the_composition_too(transform: Any) -> None:
+    x = torch.tensor([[1.0, -1.0, 3.0]], dtype=torch.float64) * 1e200
+    norm = transform(lambda t: normalcy.layer_norm(t, 3))
+    assert norm(x.requires_grad_()).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "given"),
+    [
+        (normalcy.nn.BatchNorm1d(2), {"mask": torch.tensor([[True], [False]])}),
+        (normalcy.nn.GroupNorm(1, 2), {"lengths": torch.tensor([9, -3])}),
+    ],
+)
+def test_what_eager_refuses_a_compiled_layer_refuses_when_it_runs(
+    layer: nn.Module, given: dict[str, Tensor]
+) -> None:
+    x = torch.randn(2, 2) if "mask" in given else torch.randn(2, 2, 4)
+    compiled = torch.compile(layer, backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"one valid value|lengths outside"):
+        compiled(x, **given)
+    assert int(getattr(layer, "num_batches_tracked", 0)) == 0

@@ -75,6 +75,10 @@ def test_normalize_is_what_every_function_is_a_row_of() -> None:
     assert torch.equal(normalcy.normalize(X, spec.layer(1)), normalcy.layer_norm(X, 5))
 
 
+def _named(norm: spec.Norm) -> str:
+    return f"{norm.name}-{'centred' if norm.center else 'not centred'}"
+
+
 OTHERS = [
     replace(spec.batch, center=False),
     replace(spec.group(3), center=False),
@@ -85,7 +89,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("norm", [*OTHERS, spec.batch, spec.instance, spec.group(3), spec.rms(2)], ids=str)
+@pytest.mark.parametrize("norm", [*OTHERS, spec.batch, spec.instance, spec.group(3), spec.rms(2)], ids=_named)
 def test_pytorchs_operator_serves_a_norm_only_where_it_is_that_norm_whatever_its_name(norm) -> None:
     x = data(4, 6, 5)
     if standard.knows(norm):

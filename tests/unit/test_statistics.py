@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+import normalcy
 from normalcy import Moments, definition
 from normalcy.conventions import FLAX, KERAS, TORCH, Convention, replace
 from normalcy.errors import ArgumentError
@@ -133,3 +135,28 @@ def test_an_average_of_standard_deviations_is_not_the_root_of_an_average_of_vari
         kept.update(Moments.of(torch.tensor([[-std], [std]]) / math.sqrt(2), 0))
     assert kept.var.sqrt().item() == pytest.approx(math.sqrt(5), rel=1e-6)
     assert kept.var.sqrt().item() > 2.2
+
+
+@pytest.mark.parametrize("rule", [{"momentum": None}, {"convention": replace(TORCH, debias=True)}])
+def test_channels_that_a_mask_leaves_behind_are_refused_where_one_count_serves_all(
+    rule: dict[str, Any],
+) -> None:
+    layer = normalcy.nn.BatchNorm1d(2, **rule)
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)) + 10
+    mask = torch.ones(8, 2, dtype=torch.bool)
+    mask[:, 0] = False
+    with pytest.raises(ArgumentError, match="leaves some channels no values"):
+        layer(x, mask=mask)
+    assert (layer.running_mean.tolist(), int(layer.num_batches_tracked)) == ([0, 0], 0)
+    layer(x, mask=torch.zeros(8, 2, dtype=torch.bool))
+    assert int(layer.num_batches_tracked) == 0
+    layer(x)
+    torch.testing.assert_close(layer.running_mean, x.mean(0))
+
+
+def test_a_tiny_momentum_is_debiased_to_the_mean_of_what_was_seen() -> None:
+    kept = Running(torch.zeros(1), torch.ones(1), torch.tensor(0), 1e-17, replace(TORCH, debias=True))
+    for mean in (1.0, 3.0):
+        kept.update(Moments.of(torch.tensor([[mean - 1], [mean + 1]]), 0))
+    assert kept.mean.item() == pytest.approx(2.0)
+    assert weight_of_new(1e-17, 2, debias=True) == pytest.approx(0.5)

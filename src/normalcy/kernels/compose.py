@@ -43,6 +43,7 @@ def compose(
         y = y + given.bias.reshape(layout.parameter).double()
     if given.residual is not None:
         y = y + split(given.residual, layout).double()
+        y = _valid(y, mask)  # before the activation, whose gradient of a masked NaN would be NaN
     y = activated(y, activation)
     return join(_valid(y.to(given.x.dtype), mask), layout), moments
 
@@ -62,8 +63,14 @@ def _standardized(
     var = _sum(centred.square(), layout.reduce) / n
     moments = Moments(count, torch.where(count > 0, first + mean.detach(), 0.0), var.detach() * count)
     if center:
-        return centred * (var + eps).rsqrt(), moments
-    return wide * (_sum(wide.square(), layout.reduce) / n + eps).rsqrt(), moments
+        return centred * _rstd(var, eps), moments
+    return wide * _rstd(_sum(wide.square(), layout.reduce) / n, eps), moments
+
+
+def _rstd(var: Tensor, eps: float) -> Tensor:
+    """1/√(var + eps); NaN where a variance lies beyond float64, as 0 would look like a right answer."""
+    rstd = (var + eps).rsqrt()
+    return torch.where(rstd == 0, torch.nan, rstd)
 
 
 def _one_of(wide: Tensor, mask: Tensor | None, count: Tensor, layout: Layout) -> Tensor:

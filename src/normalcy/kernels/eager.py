@@ -79,7 +79,7 @@ def split(x: Tensor, layout: Layout) -> Tensor:
     if Role.GROUP not in layout.roles:
         return x
     axis = layout.roles.index(Role.GROUP)
-    return torch.unflatten(x, axis, layout.shape[axis : axis + 2])
+    return x.view(*x.shape[:axis], *layout.shape[axis : axis + 2], *x.shape[axis + 1 :])
 
 
 def join(y: Tensor, layout: Layout) -> Tensor:
@@ -87,7 +87,8 @@ def join(y: Tensor, layout: Layout) -> Tensor:
     if Role.GROUP not in layout.roles:
         return y
     axis = layout.roles.index(Role.GROUP)
-    return y.flatten(axis, axis + 1)
+    extents = y.shape[:axis], y.shape[axis] * y.shape[axis + 1], y.shape[axis + 2 :]
+    return y.reshape(*extents[0], extents[1], *extents[2])
 
 
 def _valid(x: Tensor, given: Given, layout: Layout) -> Tensor:

@@ -137,6 +137,8 @@ def _in_one_pass(norm: nn.Module) -> bool:
         or type(norm).__module__.partition(".")[0] != __package__.partition(".")[0]
     ):
         return False
+    if "forward" in norm.__dict__:  # replaced on the object, as tools that move weights do
+        return False
     if any(getattr(norm, name) for name in _HOOKS) or any(getattr(hooks_of_all, n) for n in _HOOKS_OF_ALL):
         return False
     return torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - no public name

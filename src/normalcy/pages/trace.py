@@ -6,32 +6,55 @@ Not for computing anything: it reads a finished trace.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 
 from normalcy.errors import ArgumentError
+from normalcy.pages.arrays import (
+    COLUMNS,
+    ROWS,
+    Listed,
+    Table,
+    cells,
+    extents,
+    first_rows,
+    label,
+    laid_out,
+    left_out,
+    only,
+)
 from normalcy.pages.numbers import number, path
 from normalcy.pages.page import MOST_EMBEDDED, embedded, render, shown
-from normalcy.pages.strips import Strip, picture
+from normalcy.pages.strips import MOST, Strip, picture
 from normalcy.pages.svg import AFTER, BATCH, BEFORE
 
-DRAWN, ROWS, COLUMNS = 4, 16, 12
-"""How many statistics are drawn, and how many rows and columns of a table are shown."""
+DRAWN = 4
+"""How many statistics are drawn."""
 
 _HUES = 6
-_CARRIED = 12  # numbers of a list that are written out in a step
+_ROUNDING = 1e-6  # relative: far above what float64 does to a shape, far below what a person sees
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture, what it shows, and what is said beside it: words and the address of the number."""
+
+    key: str
+    words: str
+    chart: Markup
+    facts: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One statistic: its number, the addresses of what is said of it, and its pictures."""
+    """One statistic, by its number, before and after."""
 
     index: int
-    pictures: tuple[tuple[str, Markup, str | None, str | None], ...]
+    pictures: tuple[Picture, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +74,8 @@ def render_trace(trace: Mapping[str, Any]) -> str:
             makes them, in plain lists and numbers.
 
     Every number outside the sentences stands in an element whose `data-json` is its address in the trace,
-    which is embedded as JSON (of large arrays the beginning).
+    which is embedded as JSON: the whole of it up to a million characters, beyond that the numbers shown,
+    with a mapping from index to number in the place of each list.
 
     Raises:
         ArgumentError: no values were traced.
@@ -65,41 +89,67 @@ def render_trace(trace: Mapping[str, Any]) -> str:
         >>> "Batch norm" in pages.render_trace({"norm": "batch", "steps": steps})
         True
     """
-    steps = enumerate(trace["steps"])
-    places = {key: (i, value) for i, step in steps for key, value in step["values"].items()}
+    places = {
+        key: (i, value) for i, step in enumerate(trace["steps"]) for key, value in step["values"].items()
+    }
     if "x" not in places:
         raise ArgumentError("the trace has no values to draw", "values before and after", "give some values")
-    view = _View(places)
+    view = _View(places, trace["norm"])
     whole = len(json.dumps(trace)) <= MOST_EMBEDDED
-    data, _ = embedded(trace if whole else {**trace, "steps": [_cut(step, 0) for step in trace["steps"]]})
-    norm = f"{trace['norm'][:1].upper()}{trace['norm'][1:]} norm"
-    statistics = view.statistics()
+    addresses: set[str] = set()
+
+    def show(address: str, tag: str = "span") -> Markup:
+        addresses.add(address)
+        return shown(trace, address, tag)
+
+    def data() -> Markup:
+        """Embed the trace; the last thing of the page, when it is known what was shown."""
+        return embedded(trace if whole else _shortened(trace, addresses))[0]
+
+    norm = "RMS" if view.rms else f"{trace['norm'][:1].upper()}{trace['norm'][1:]}"
+    drawn, statistics = view.drawn(), view.statistics
     return render(
         "trace.html",
-        title=f"Trace of {norm.lower()}",
-        norm=norm,
+        title=f"Trace of {trace['norm']} norm",
+        norm=f"{norm} norm",
         view=view,
-        shown=partial(shown, trace),
-        drawings=[view.drawing(k) for k in view.drawn(statistics)],
+        shown=show,
+        number=number,
+        drawings=[view.drawing(k) for k in drawn],
         statistics=statistics[:ROWS],
-        columns=_COLUMNS if "count" in places else (("values", "n"), *_COLUMNS[1:]),
-        left=max(len(statistics) - ROWS, 0),
-        sames=view.sames(statistics),
+        total=len(statistics),
+        columns=view.columns(),
+        told=drawn[0] if view.has_shape(drawn[0]) else None,
         steps=[_step(i, step) for i, step in enumerate(trace["steps"])],
         data=data,
         whole=whole,
     )
 
 
+def _shortened(trace: Mapping[str, Any], addresses: set[str]) -> dict[str, Any]:
+    """The trace with no numbers but those at the addresses."""
+    steps = []
+    for i, step in enumerate(trace["steps"]):
+        here = path("steps", i, "values", "")
+        inside = [address.removeprefix(here) for address in addresses if address.startswith(here)]
+        steps.append({**step, "values": only(step["values"], inside)})
+    return {**trace, "steps": steps}
+
+
 class _View:
     """The arrays of a trace, cell by cell."""
 
-    def __init__(self, places: Mapping[str, tuple[int, Any]]) -> None:
-        self.places = places
-        self.x = dict(_cells(places["x"][1]))
-        shares = places["shares"][1] if "shares" in places else None
-        self.shares = dict(_cells(shares)) if shares is not None else dict.fromkeys(self.x, 0)
-        self.shape = _extents(places["x"][1])
+    def __init__(self, places: Mapping[str, tuple[int, Any]], norm: str) -> None:
+        self.places, self.norm, self.rms = places, norm, norm == "rms"
+        x = places["x"][1]
+        self.shape = extents(x)
+        self.size = math.prod(self.shape)
+        shares = cells(places["shares"][1]) if "shares" in places else ((at, 0) for at, _ in cells(x))
+        self.members: dict[int, list[tuple[int, ...]]] = {}
+        for at, share in shares:
+            if share is not None:
+                self.members.setdefault(share, []).append(at)
+        self.statistics = sorted(self.members)
 
     def address(self, key: str, at: Sequence[int] = ()) -> str | None:
         """Where a number stands, or None where there is none."""
@@ -115,117 +165,122 @@ class _View:
             found = found[index]
         return found
 
-    def statistics(self) -> list[int]:
-        """The statistics that there are, by their number."""
-        return sorted({share for share in self.shares.values() if share is not None})
-
-    def drawn(self, statistics: Sequence[int]) -> list[int]:
+    def drawn(self) -> list[int]:
         """The statistics to draw: the first with a spread."""
-        spread = [k for k in statistics if self.value("skewness_of_x", (k,)) is not None]
-        return (spread or list(statistics))[:DRAWN]
+        spread = (k for k in self.statistics if self.value("skewness_of_x", (k,)) is not None)
+        first = [k for k, _ in zip(spread, range(DRAWN), strict=False)]
+        return first or self.statistics[:DRAWN]
 
-    def sames(self, statistics: Sequence[int]) -> int | None:
-        """The statistic whose skewness and kurtosis the head of the page tells."""
-        drawn = self.drawn(statistics)
-        return drawn[0] if drawn and self.value("skewness", (drawn[0],)) is not None else None
+    def has_shape(self, k: int) -> bool:
+        """Whether skewness and kurtosis of a statistic are defined, before and after."""
+        return all(self.value(key, (k,)) is not None for pair in _SHAPES for key in pair)
+
+    def is_kept(self, k: int) -> bool:
+        """Whether they are the same before and after, but for rounding."""
+        return all(
+            math.isclose(self.value(old, (k,)), self.value(new, (k,)), rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+            for old, new in _SHAPES
+        )
+
+    def columns(self) -> list[tuple[str, str]]:
+        """The columns of the table of statistics."""
+        counted = "count" if "count" in self.places else "n"
+        spread = "mean square" if self.rms else "variance"
+        centre = [] if self.rms else [("mean", "mean")]
+        return [("values", counted), *centre, (spread, "var"), *_COLUMNS]
 
     def drawing(self, k: int) -> Drawing:
         """Draw the values of one statistic before, normalized, and after γ and β."""
-        cells = [at for at, share in self.shares.items() if share == k]
-        rows = [("x", "before", BEFORE, "skewness_of_x", "kurtosis_of_x")]
-        rows += [("xhat", "normalized: x̂", AFTER, "skewness", "kurtosis")]
-        rows += [("y", "after γ and β: y", BATCH, "", "")]
+        spread = "mean square" if self.rms else "variance"
+        rows = (
+            ("x", "before: x", BEFORE, (("mean", "mean"), (spread, "var"), *_OF_X)),
+            (
+                "xhat",
+                "normalized: x̂",
+                AFTER,
+                ((f"{spread} = var/(var + eps)", "normalized_variance"), *_OF_XHAT),
+            ),
+            ("y", "after γ: y" if self.rms else "after γ and β: y", BATCH, (("γ", "gamma"), ("β", "beta"))),
+        )
         pictures = []
-        for key, words, colour, skewness, kurtosis in rows:
-            if self.value(key) is None:
+        for key, words, colour, facts in rows:
+            members = [at for at in self.members[k] if self.value(key, at) is not None]
+            if not members:
                 continue
-            values = [float(self.value(key, at)) for at in cells]
-            strip = Strip(
-                values,
-                [self.address(key, at) or "" for at in cells],
-                [f"{key if key != 'xhat' else 'x̂'}[{', '.join(map(str, at))}]" for at in cells],
-                colour,
-                {"x": "x", "xhat": "x̂", "y": "y"}[key],
-            )
-            says = f"{len(values)} values {words}, from {number(min(values))} to {number(max(values))}"
-            drawn = picture(strip, says)
-            pictures.append((words, drawn, self.address(skewness, (k,)), self.address(kurtosis, (k,))))
+            said = [
+                (name, address)
+                for name, fact in facts
+                if not (self.rms and fact == "mean")
+                and (key != "y" or self.norm == "batch" or not isinstance(self.value(fact), list))
+                and (address := self.address(fact, (k,)))
+            ]
+            pictures.append(Picture(key, words, self._chart(key, words, colour, members), tuple(said)))
         return Drawing(k, tuple(pictures))
 
-    def rows(self) -> list[tuple[str, list[Cell]]]:
+    def _chart(self, key: str, words: str, colour: str, members: Sequence[tuple[int, ...]]) -> Markup:
+        values = [float(self.value(key, at)) for at in members]
+        name = "x̂" if key == "xhat" else key
+        dots = members if len(members) <= MOST else []
+        strip = Strip(
+            values,
+            [self.address(key, at) or "" for at in dots],
+            [label(name, at) for at in dots],
+            colour,
+            name,
+        )
+        return picture(
+            strip, f"{len(values):,} values {words}, from {number(min(values))} to {number(max(values))}"
+        )
+
+    def rows(self) -> Iterator[tuple[str, list[Cell]]]:
         """The array as a table: a row for each place on all axes but the last."""
-        rows: dict[tuple[int, ...], list[Cell]] = {}
-        for at, share in self.shares.items():
-            row = rows.setdefault(at[:-1], [])
-            if len(row) < COLUMNS:
-                row.append(Cell(self.address("x", at) or "", share, (share or 0) % _HUES))
-        shown_rows = list(rows.items())[:ROWS]
-        return [(f"x[{', '.join(map(str, at))}]" if at else "x", row) for at, row in shown_rows]
+        for at in first_rows(self.shape):
+            row = []
+            for i in range(min(self.shape[-1], COLUMNS)):
+                here = (*at, i)
+                share = self.value("shares", here) if "shares" in self.places else 0
+                row.append(Cell(self.address("x", here) or "", share, (share or 0) % _HUES))
+            yield label("x", at), row
 
     def cut(self) -> str:
         """Say what of the array the table leaves out."""
-        *outer, inner = self.shape
-        rows = 1
-        for n in outer:
-            rows *= n
-        said = [f"{ROWS} of {rows:,} rows"] if rows > ROWS else []
-        said += [f"{COLUMNS} of {inner:,} columns"] if inner > COLUMNS else []
-        return " and ".join(said)
-
-
-def _cells(value: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
-    if not isinstance(value, list):
-        yield at, value
-        return
-    for i, item in enumerate(value):
-        yield from _cells(item, (*at, i))
-
-
-def _extents(value: Any) -> list[int]:
-    return [len(value), *_extents(value[0])] if isinstance(value, list) else []
+        return left_out(self.shape)
 
 
 def _step(i: int, step: Mapping[str, Any]) -> dict[str, Any]:
-    """The step with the addresses of the numbers that are few enough to be written out."""
-    numbers: list[tuple[str, list[str]]] = []
+    """The step with its numbers laid out; arrays of x and of shares stand in a table of their own."""
+    found: list[Listed | Table] = []
 
-    def add(name: str, value: Any, *keys: str | int) -> None:
-        here = ("steps", i, "values", *keys)
+    def add(name: str, value: Any, *keys: str) -> None:
         if isinstance(value, Mapping):
             for inner, item in value.items():
-                add(f"{inner}{_WEIGHING.get(keys[-1], '')}", item, *keys, inner)
-        elif isinstance(value, list):
-            if len(value) <= _CARRIED and not any(isinstance(item, (list, Mapping)) for item in value):
-                numbers.append((name, [path(*here, k) for k in range(len(value))]))
-            elif all(isinstance(item, Mapping) for item in value) and len(value) <= _CARRIED:
-                for k, item in enumerate(value):
-                    for inner, number_ in item.items():
-                        add(f"{inner} after {k + 1}", number_, *keys, k, inner)
-        else:
-            numbers.append((name, [path(*here)]))
+                add(f"{_WORDS.get(inner, inner)}{_WEIGHING.get(keys[-1], '')}", item, *keys, inner)
+            return
+        if name in {"x", "shares"} and len(extents(value)) > 1:
+            return
+        words = _WORDS.get(name, name).replace("_", " ")
+        found.append(laid_out(words, value, ("steps", i, "values", *keys)))
 
     for key, value in step["values"].items():
         add(key, value, key)
-    written = [(_WORDS.get(name, name.replace("_", " ")), addresses) for name, addresses in numbers]
-    return {**step, "numbers": written, "formulas": step["formula"].split("\n")}
+    return {
+        **step,
+        "numbers": [item for item in found if isinstance(item, Listed)],
+        "tables": [item for item in found if isinstance(item, Table)],
+        "formulas": step["formula"].split("\n"),
+    }
 
 
-def _cut(value: Any, depth: int) -> Any:
-    """The beginning of every list, so that a large array can be embedded."""
-    if isinstance(value, Mapping):
-        return {key: _cut(item, depth) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_cut(item, depth + 1) for item in value[: ROWS if depth == 0 else COLUMNS]]
-    return value
-
-
+_SHAPES = (("skewness_of_x", "skewness"), ("kurtosis_of_x", "kurtosis"))
+_OF_X = (("skewness", "skewness_of_x"), ("kurtosis", "kurtosis_of_x"))
+_OF_XHAT = (("skewness", "skewness"), ("kurtosis", "kurtosis"))
 _COLUMNS = (
-    *(("values", "count"), ("mean", "mean"), ("variance", "var"), ("1/√(var + eps)", "rstd")),
-    *(("var/(var + eps)", "normalized_variance"), ("skewness of x", "skewness_of_x")),
-    *(("skewness of x̂", "skewness"), ("kurtosis of x", "kurtosis_of_x"), ("kurtosis of x̂", "kurtosis")),
+    *(("rstd", "rstd"), ("var/(var + eps)", "normalized_variance")),
+    *(("skewness of x", "skewness_of_x"), ("skewness of x̂", "skewness")),
+    *(("kurtosis of x", "kurtosis_of_x"), ("kurtosis of x̂", "kurtosis")),
     *(("distinct in x", "distinct_in_x"), ("distinct in x̂", "distinct")),
 )
-_WEIGHING: Mapping[object, str] = {
+_WEIGHING = {
     "weight_of_new": ", m weighing the new value",
     "weight_of_old": ", m weighing the old value",
 }
@@ -243,4 +298,5 @@ _WORDS = {
     "skewness": "skewness of x̂",
     "kurtosis": "kurtosis of x̂",
     "distinct": "distinct in x̂",
+    "after": "after each update",
 }
