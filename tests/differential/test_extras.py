@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from normalcy import definition, spec
 from normalcy import nn as ours
-from normalcy.errors import TooFewValuesError
+from normalcy.errors import ArgumentError, TooFewValuesError
 from normalcy.kernels.activation import ACTIVATIONS
 
 DRAWS = 600
@@ -109,7 +109,13 @@ class Kept:
             old = getattr(self, name)
             updated = definition.running_update(old, new, momentum, updates=self.batches)
             setattr(self, name, np.where(known, updated, old))
-        self.batches += bool((count > 0).any())
+        self.batches += bool(known.any())
+
+    def uneven(self, exact: Right) -> bool:
+        """Whether channels have taken in different batches, where their weight hangs on the one counter."""
+        known = exact.count.numpy() > 1
+        known = known.any(0) if self.draw.cls.startswith("Instance") else known
+        return self.draw.mode == "train" and self.draw.momentum is None and len(set(known.ravel())) > 1
 
 
 def compare(extra: Extra) -> str:
@@ -152,6 +158,11 @@ def compare(extra: Extra) -> str:
         passed = mask if mask is None or not draw.unbatched else mask.broadcast_to(shape)[0]
         if norm is spec.batch and stored is None and mask is not None and bool((exact.count == 1).any()):
             with pytest.raises(TooFewValuesError):
+                fused(leaf, other, passed)
+            assert all(torch.equal(before[name], now) for name, now in layer.state_dict().items())
+            return "refused"
+        if kept is not None and kept.uneven(exact):
+            with pytest.raises(ArgumentError, match="leaves some channels no values"):
                 fused(leaf, other, passed)
             assert all(torch.equal(before[name], now) for name, now in layer.state_dict().items())
             return "refused"

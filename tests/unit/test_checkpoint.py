@@ -734,6 +734,31 @@ def test_a_state_as_it_was_built_gets_notes_only(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("init", "severity"), [(nn.init.zeros_, "note"), (lambda w: nn.init.normal_(w, 1, 0.02), "warning")]
+)
+def test_a_fresh_state_with_an_initialization_of_its_own_is_no_error(init, severity, tmp_path):
+    model = net()
+    init(model[1].weight)
+    got = places(found(model.state_dict(), tmp_path), milder=True)
+    assert ("initial-statistics", "1", severity) in got
+    assert "error" not in {level for _, _, level in got}
+
+
+def test_an_averaged_model_after_update_bn_is_not_called_unwarmed_for_certain(trained, tmp_path):
+    averaged = AveragedModel(trained)
+    update_bn([torch.randn(16, 3, 8, 8) * 50 for _ in range(5)], averaged)
+    examination = found(averaged.state_dict(), tmp_path)
+    assert "error" not in {finding.severity for finding in examination.findings}
+
+
+@pytest.mark.parametrize("counter", [torch.tensor(-3), torch.tensor(2 + 1j)])
+def test_a_counter_that_counts_nothing_is_taken_for_none(counter, state, tmp_path):
+    state["1.num_batches_tracked"] = counter
+    said = " ".join(found(state, tmp_path).notes)
+    assert "After -3" not in said
+
+
 def test_a_part_that_training_never_ran_is_a_warning_beside_trained_ones(state, tmp_path):
     spare = nn.BatchNorm1d(3).state_dict()
     examination = found(state | {f"spare.{name}": tensor for name, tensor in spare.items()}, tmp_path)

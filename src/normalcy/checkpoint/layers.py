@@ -95,11 +95,14 @@ class Layer(nn.Module):
 
     @property
     def as_built(self) -> bool | None:
-        """Whether γ is exactly 1 and β exactly 0, as before training; None where the file has neither."""
+        """Whether every γ is exactly 1 or 0 and every β 0, as before training; None without either.
+
+        The last norm of a residual branch is often built with γ = 0.
+        """
         if self.weight is None and self.bias is None:
             return None
-        ones = self.weight is None or bool((self.weight == 1).all())
-        return ones and (self.bias is None or bool((self.bias == 0).all()))
+        same = self.weight is None or bool(((self.weight == 1) | (self.weight == 0)).all())
+        return same and (self.bias is None or bool((self.bias == 0).all()))
 
 
 class Checkpoint(nn.Module):
@@ -239,8 +242,10 @@ def _value(role: str, entry: Entry) -> Tensor | None:
     """The tensor; one-byte floats, with which PyTorch cannot compute, as float32; a counter as an integer."""
     tensor = entry.read()
     if role == "updates":  # an average over models may have made it a fraction
+        if tensor.is_complex():
+            return None
         counted = float(tensor)
-        return torch.tensor(round(counted)) if math.isfinite(counted) else None
+        return torch.tensor(round(counted)) if math.isfinite(counted) and counted >= 0 else None
     return tensor.to(torch.float32) if tensor.element_size() == 1 else tensor
 
 

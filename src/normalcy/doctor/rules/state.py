@@ -71,14 +71,15 @@ class InitialInCheckpoint(Rule):
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """An error where γ, β or the counter show training; a note where nothing in the file was trained."""
         tracked = [norm for norm in evidence.norms if norm.stored is not None]
-        untrained = all(norm.initial and not norm.updates and _as_built(norm) for norm in tracked)
+        unseen = all(norm.initial and not norm.updates for norm in tracked)
+        untrained = unseen and all(_as_built(norm) for norm in tracked)
         for norm in tracked:
             if norm.initial:
-                severity, cause, remedy = self._judged(norm, untrained=untrained)
+                severity, cause, remedy = self._judged(norm, untrained=untrained, unseen=unseen)
                 numbers: dict[str, float | int | str | None] = {"updates": norm.updates}
                 yield self.found(norm.where, numbers, severity=severity, cause=cause, remedy=remedy)
 
-    def _judged(self, norm: Norm, *, untrained: bool) -> tuple[Severity, str, str]:
+    def _judged(self, norm: Norm, *, untrained: bool, unseen: bool) -> tuple[Severity, str, str]:
         if norm.updates:
             return "error", f"{self.cause} {_NOTHING_MOVED.format(norm.updates)}", ""
         if untrained:
@@ -87,6 +88,8 @@ class InitialInCheckpoint(Rule):
             return "warning", f"{self.cause} {_NOT_USED}", ""
         if norm.updates is None:
             return "warning", f"{self.cause} {_ABSORBED}", f"If it is not frozen on purpose: {self.remedy}"
+        if unseen:
+            return "warning", f"{self.cause} {_NEVER_RAN}", f"If it was trained: {self.remedy}"
         return "error", f"{self.cause} {_WITHOUT_BUFFERS}", ""
 
 
@@ -94,7 +97,11 @@ _NOTHING_MOVED = (
     "The counter says {} updates, yet nothing moved: momentum 0, statistics that were reset, or weights that "
     "were saved without their buffers."
 )
-_AS_BUILT = "No norm in this file has seen a batch, and γ is 1 and β 0: all are as they were built."
+_AS_BUILT = "No norm in this file has seen a batch, and γ is 1 (or 0) and β 0: all are as they were built."
+_NEVER_RAN = (
+    "No norm in this file has seen a batch, yet γ or β are not 1 and 0: it was initialized in its own way "
+    "and never trained, or the weights were loaded or saved without their buffers."
+)
 _NOT_USED = (
     "No batch has passed in training mode: a part that is not used, a norm that stayed in evaluation mode, "
     "or weights that were loaded without their buffers."
@@ -125,6 +132,8 @@ class UnwarmedInCheckpoint(Rule):
 
     def check(self, evidence: Evidence) -> Iterator[Finding]:
         """An error only where most of what is stored is the initial state."""
+        weights = getattr(evidence.model, "weights", None)
+        averaged = weights is not None and any(name.endswith("n_averaged") for name in weights.entries)
         for norm in evidence.norms:
             left, momentum = norm.weight_left, norm.momentum
             if not is_unwarmed(norm) or left is None or norm.updates is None or momentum is None:
@@ -137,7 +146,8 @@ class UnwarmedInCheckpoint(Rule):
                     **weights_left(norm.updates),
                     "updates_for_1_percent": updates_until(WEIGHT_LEFT, momentum),
                 },
-                severity="error" if left > _CERTAIN_WEIGHT_LEFT else "warning",
+                # an averaged model's statistics are computed anew, with momentum None
+                severity="error" if left > _CERTAIN_WEIGHT_LEFT and not averaged else "warning",
             )
 
 
