@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_all
 
-from normalcy.checks import check_activation, check_after
+from normalcy.checks import check_activation, check_after, check_input
 from normalcy.errors import ArgumentError, TypeMismatchError
 from normalcy.kernels.activation import activated
 from normalcy.masks import of_lengths
@@ -90,6 +90,7 @@ class Fused(nn.Module):
         return self._in_sequence(x, residual, mask)
 
     def _mask_of(self, lengths: Tensor, mask: Tensor | None, x: Tensor) -> Tensor:
+        check_input(x, "Fused")  # a tracer gives every argument, and is told what it can do
         if mask is not None:
             raise ArgumentError("Fused got mask and lengths", "one of the two")
         if not isinstance(self.norm, TimeLayer):
