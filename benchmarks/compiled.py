@@ -82,7 +82,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, one thread; times relative to PyTorch's own layer, compiled")
     print(f"{'case':32}{'composition':>14}{'opaque':>10}{'PyTorch':>12}")
     for name, ours, theirs, shape in CASES:
-        torch._dynamo.reset()  # noqa: SLF001 - the documented way to forget compiled code
+        torch.compiler.reset()
         x = (torch.randn(shape) + 3).requires_grad_()
         models = {
             "composition": nn.Sequential(ours(), nn.ReLU()),

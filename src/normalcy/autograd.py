@@ -149,7 +149,7 @@ class _Through(torch.autograd.Function):
             needs = Needs(*ctx.needs_input_grad[:4])
             found = _differentiable(dy, Given(x, weight, bias, residual), None, stats, ctx.form, needs)
             return (*found, *nothing)
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no public name
         gradients = iter(torch.autograd.grad([ctx.edge], ctx.inner, [dy], retain_graph=keep))
         return (*(next(gradients) if need else None for need in ctx.needs_input_grad[:4]), *nothing)
 
@@ -162,8 +162,8 @@ def _differentiable(
     own: list[Any] = [t.view_as(t) if t is not None and t.requires_grad else t for t in given[:4]]
     activation = form.activation
     if bits is not None:  # the sign of z is known, and with it a gradient that is linear in dy
+        dy = _by_sign(dy, unpack(bits, dy.shape), activation)
         activation, own[3] = None, None
-        dy = _by_sign(dy, unpack(bits, dy.shape), form.activation)
     y, _ = compose(
         Given(own[0], own[1], own[2], own[3], given.mask),
         form.layout,

@@ -36,7 +36,7 @@ def unit_interval(what: str, value: Any) -> None:
 def whole(what: str, value: Any, who: str) -> int:
     """A whole number, of whatever integer type; True is none."""
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # a SymInt stands for an int
     try:
         if not isinstance(value, (bool, Tensor)):
             return operator.index(value)

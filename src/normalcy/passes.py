@@ -50,7 +50,9 @@ class Extras(NamedTuple):
                 "(examples, channels, ..., time)",
             )
         mask = None if self.mask is None else masks.checked(self.mask, input).unsqueeze(0)
-        residual = None if self.residual is None else self.residual.unsqueeze(0)
+        residual = self.residual
+        if isinstance(residual, Tensor):  # whatever else it is, the check that follows says so
+            residual = residual.unsqueeze(0)
         return self._replace(mask=mask, residual=residual)
 
 
@@ -170,7 +172,7 @@ def _by_pytorch(
             # Copies, so that a later update of the buffers cannot change a gradient.
             stored = (source.mean.clone(), source.var.clone())
             stats = _stored_stats(source, given.x, form.eps, copy=True)
-    weight = record.as_pytorch() if record is not None else None
+    weight = record.weight_for_pytorch() if record is not None else None
     if record is not None and weight:
         running = (record.mean, record.var, weight)
     run = partial(

@@ -59,7 +59,8 @@ class Running:
 
         A channel without values keeps its statistics, and without any value nothing is counted. Inside a
         backward pass nothing is updated either, so that activation checkpointing, which runs a forward
-        pass twice, counts once. Nothing is read back to the host, save where values are pooled.
+        pass twice, counts once. What is read back to the host is
+        whether a mask treats channels unevenly, and only where one counter has to describe them all.
 
         Under a compiler this is the operator `normalcy::update_running`, which decides when it runs.
         """
@@ -83,7 +84,7 @@ class Running:
             *(self.momentum, self.convention.correction, self.convention.debias),
         )
 
-    def as_pytorch(self) -> float | None:
+    def weight_for_pytorch(self) -> float | None:
         """The weight of the new value at this update, where PyTorch's own operator would make the same one.
 
         0 inside a backward pass, where nothing is to be updated; None where PyTorch cannot.

@@ -28,8 +28,11 @@ compare outputs, gradients and statistics with the float64 definition, on values
 
 - yes: it works and is right.
 - refuses: it raises a sentence that says what to do instead.
-- {absent}: there is nothing to do for such a layer, or only some of its kind are tested.
+- {absent}: there is nothing to do for such a layer, it takes no such thing, or others of its kind are tested.
 - A number in brackets points to a note below.
+
+An exported program does not look at the values of a mask or of lengths; eager and compiled layers refuse what
+cannot be right.
 
 """
 

@@ -53,9 +53,8 @@ def machine(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 def person(*argv: str, out: Any = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own, as the command does."""
-    code = "import sys; from normalcy.cli.trace import run; sys.exit(run(sys.argv[1:]))"
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *argv],
+        [sys.executable, "-W", "error", "-m", "normalcy", "trace", *argv],
         stdout=out,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -315,7 +314,7 @@ def test_a_full_device_is_answered_by_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = person(*EXAMPLE, out=full)
     assert done.returncode == 2
-    assert done.stderr.startswith("normalcy trace: the result cannot be written: ")
+    assert done.stderr.startswith("normalcy trace: the standard output cannot be written (")
     assert done.stderr.count("\n") == 1
 
 

@@ -471,3 +471,8 @@ def test_lengths_are_the_mask_they_stand_for_where_the_child_takes_them() -> Non
         one(x, mask=mask, lengths=lengths)
     with pytest.raises(ShapeError, match=r"Use mask\[:, None\]"):
         one(x, mask=mask[:, 0])
+
+
+def test_a_residual_that_is_no_tensor_is_refused_for_one_example_too() -> None:
+    with pytest.raises(TypeMismatchError, match="residual as float"):
+        ours.Fused(ours.InstanceNorm1d(3))(torch.randn(3, 5) + 1e3, residual=1.0)

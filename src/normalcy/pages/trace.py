@@ -31,6 +31,7 @@ from normalcy.pages.numbers import number, path
 from normalcy.pages.page import MOST_EMBEDDED, embedded, render, shown
 from normalcy.pages.strips import MOST, Strip, picture
 from normalcy.pages.svg import AFTER, BATCH, BEFORE
+from normalcy.trace.record import WORDS
 
 DRAWN = 4
 """How many statistics are drawn."""
@@ -284,19 +285,7 @@ _WEIGHING = {
     "weight_of_new": ", m weighing the new value",
     "weight_of_old": ", m weighing the old value",
 }
-_WORDS = {
-    "xhat": "x̂",
-    "gamma": "γ",
-    "beta": "β",
-    "dgamma": "dγ",
-    "dbeta": "dβ",
-    "S1": "S₁",
-    "S2": "S₂",
-    "y_inference": "y",
-    "count": "values of each",
+_WORDS = WORDS | {
     "normalized_variance": "var/(var + eps)",
-    "skewness": "skewness of x̂",
-    "kurtosis": "kurtosis of x̂",
-    "distinct": "distinct in x̂",
     "after": "after each update",
 }

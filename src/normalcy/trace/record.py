@@ -20,6 +20,22 @@ KEYS = (
 )
 """What `Trace.as_dict` reports, in this order; a key is there when its step was asked for."""
 
+WORDS = {
+    "xhat": "x̂",
+    "gamma": "γ",
+    "beta": "β",
+    "dgamma": "dγ",
+    "dbeta": "dβ",
+    "S1": "S₁",
+    "S2": "S₂",
+    "y_inference": "y",
+    "skewness": "skewness of x̂",
+    "kurtosis": "kurtosis of x̂",
+    "distinct": "distinct in x̂",
+    "count": "values of each",
+}
+"""How a person reads the names of numbers that are not words already."""
+
 ARRAY_KEYS = ("norm", "shares", "count")
 """What `Trace.as_dict` reports beside `KEYS`, except for one feature of batch norm without a mask."""
 

@@ -6,14 +6,14 @@ Not for anything that computes: it reads what is asked for, calls `normalcy.trac
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from normalcy.cli import writing
 from normalcy.cli.trace.asking import ARRAYS, MANY, ONE, Asked, parse, several
 from normalcy.cli.trace.table import table
-from normalcy.errors import ArgumentError, NormalcyError, OutputError
+from normalcy.errors import ArgumentError, NormalcyError
 from normalcy.trace import Trace, trace, warm_up
 
 __all__ = ["HELP", "MANY", "ONE", "run"]
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
     """
     try:
         if "--help" in argv or "-h" in argv:
-            _write(HELP)
+            writing.write_out(HELP)
             return 0
         asked = parse(argv)
         _together(asked)
@@ -107,7 +107,7 @@ def run(argv: list[str]) -> int:
         if page is not None:
             _draw(made, page, asked)
         said = f"\nThe page is in {page}\n" if page is not None else ""
-        _write(
+        writing.write_out(
             json.dumps(made.as_dict(), allow_nan=False) + "\n"
             if "json" in asked.flags
             else table(made) + said
@@ -190,7 +190,6 @@ def _page(asked: Asked) -> Path | None:
     if "html" not in asked.texts:
         return None
     from normalcy import pages  # noqa: PLC0415 - needs an optional dependency
-    from normalcy.cli import writing  # noqa: PLC0415 - only a file needs it
 
     pages.require()
     file = Path(asked.texts["html"])
@@ -203,7 +202,6 @@ def _page(asked: Asked) -> Path | None:
 def _draw(made: Trace, file: Path, asked: Asked) -> None:
     """Write the page; nothing is loaded for it unless it is asked for."""
     from normalcy import pages  # noqa: PLC0415 - needs an optional dependency
-    from normalcy.cli import writing  # noqa: PLC0415 - only a file needs it
 
     steps: list[dict[str, Any]] = [
         {"name": step.name, "formula": step.formula, "values": step.values, "why": list(step.why)}
@@ -212,18 +210,3 @@ def _draw(made: Trace, file: Path, asked: Asked) -> None:
     page = pages.render_trace({"norm": asked.texts.get("norm", "batch"), "steps": steps})
     with writing.atomic(file) as opened:
         opened.write(page)
-
-
-def _write(text: str) -> None:
-    """Print to the standard output, whatever its encoding; a failure is one sentence."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        # What is still buffered would fail again, and noisily, when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        given = f"the result cannot be written: {error.strerror}"
-        raise OutputError(given, "a standard output that takes it", "write elsewhere") from None

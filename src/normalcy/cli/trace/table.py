@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from normalcy.trace import Step, Trace, Value
+from normalcy.trace.record import WORDS
 
 _SHOWN: Final = 12  # numbers of a list, and rows of an array
 _STEP: Final = 18
@@ -114,19 +115,7 @@ def _text(value: Value) -> str:
     return _pairs(value)
 
 
-_WORDS: Final = {
-    "xhat": "x̂",
-    "gamma": "γ",
-    "beta": "β",
-    "dgamma": "dγ",
-    "dbeta": "dβ",
-    "S1": "S₁",
-    "S2": "S₂",
-    "y_inference": "y",
-    "skewness": "skewness of x̂",
-    "kurtosis": "kurtosis of x̂",
-    "distinct": "distinct in x̂",
+_WORDS: Final = WORDS | {
     "weight_of_new": "if m weighs the new value",
     "weight_of_old": "if m weighs the old value",
-    "count": "values of each",
 }
