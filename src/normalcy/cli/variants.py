@@ -177,7 +177,7 @@ def _neighbours(variant: Mapping[str, Any], batch: int) -> Iterator[Line]:
                 parts.append(f"{number(point['noise'])} at batch {number(point['batch'])}{here}")
         yield 2, Text.assemble((layer["where"], "bold"), f": {', '.join(parts)}")
     mean = next(point for point in found["neighbours"][0]["curve"] if point["batch"] == batch)["by_mean"]
-    yield 2, Text(f"The mean alone is to blame for {number(mean)}; it falls as 1/√(batch).")
+    yield 2, Text(f"The mean alone is to blame for {number(mean)}; it goes as √(n − 1)/n for batches of n.")
     yield (
         2,
         Text(

@@ -248,8 +248,8 @@ def too_few_values(result: Result, batch: int) -> list[Finding]:
             },
             cause=_cause(batch),
             remedy="Use layer, group or RMS norm, whose statistics are each example's own whatever the "
-            "batch; or larger batches (the noise falls with the root of their size). Recalibration mends "
-            "stored statistics, not what the weights learned from noise.",
+            "batch; or larger batches (well above a few, the noise falls with the root of their size). "
+            "Recalibration mends stored statistics, not what the weights learned from noise.",
         )
     ]
 
