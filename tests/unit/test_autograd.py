@@ -88,6 +88,15 @@ def test_a_batch_of_gradients_goes_back_at_once(mask: Tensor | None) -> None:
         torch.testing.assert_close(at_once[k], torch.stack([one[k] for one in apart]))
 
 
+def test_a_batch_of_gradients_goes_back_through_groups() -> None:
+    x = torch.cat([X, X.cos() * 3], 1).requires_grad_()
+    y = normalcy.group_norm(x, 2)
+    many = torch.stack([x.detach().cos(), x.detach().sin()])
+    (at_once,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in many]
+    torch.testing.assert_close(at_once, torch.stack(apart))
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 2, 0)])
 def test_an_empty_input_has_derivatives_of_any_order(shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, dtype=torch.float64, requires_grad=True)
